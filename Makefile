@@ -158,7 +158,7 @@ manifests: $(VENV)/deploy.stamp  ## render the manifests of deploy/kubernetes an
 sbom: $(VENV)/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.json (CycloneDX), and docs/licenses.md
 	@$(BIN)/python deploy/image/sbom.py build/sbom
 
-release: $(VENV)/dev.stamp $(VENV)/release.stamp  ## make sdist, wheels with kernels, notes and a tag, and upload nothing; RELEASE=--rehearse makes no tag
+release: $(VENV)/dev.stamp $(VENV)/release.stamp  ## make sdist, wheels with kernels (for aarch64 with g++-aarch64-linux-gnu, tried in qemu-user), notes and a tag, and upload nothing; RELEASE=--rehearse makes no tag
 	@TWINE=$(VENV)/release/bin/twine $(BIN)/python deploy/release/release.py $(RELEASE)
 
 image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs

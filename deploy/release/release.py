@@ -5,7 +5,7 @@
 - `notes.md`, from the changelog, and an annotated tag of the commit.
 
 Wheels are checked: by twine, by an import beside nothing but what they need and, for this type of machine, by loading
-the kernels where no compiler is.
+the kernels where no compiler is; for another, by loading them in qemu where that is installed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ PYTHONS = ("3.11", "3.12", "3.13")
 SHIPPED = "penstock/engine/kernels/cpu/shipped"
 
 _LOAD = "from penstock.engine.kernels.cpu import load_library, shipped_library as s; assert s(); load_library(None)"
+
+
+_LOADER = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** paths) {
+  for (int at = 1; at < count; ++at) {
+    if (dlopen(paths[at], RTLD_NOW) == nullptr) return fprintf(stderr, "%s\\n", dlerror()), 1;
+  }
+}
+"""
 
 
 class CannotRelease(Exception):
@@ -71,6 +82,11 @@ def release(dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[
         yield f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB"
         if machine == platform.machine():
             yield f"checked {wheel.name}: kernels load without a compiler under {_tried(wheel)}"
+        elif (emulator := shutil.which(f"qemu-{machine}")) is None:
+            yield f"not tried: {wheel.name}, as there is no qemu-{machine}"
+        else:
+            num_loaded = load_emulated(wheel, machine, compiler, emulator)
+            yield f"checked {wheel.name}: its {num_loaded} libraries load in qemu"
     yield from _checked(dist)
     (dist / "notes.md").write_text(notes)
     yield f"wrote notes.md: {len(notes.splitlines())} lines"
@@ -150,6 +166,24 @@ def _tried(wheel: Path) -> str:
         environment = {"PATH": folder, "PYTHONPATH": folder, "HOME": folder, "JAX_PLATFORMS": "cpu"}
         _output(sys.executable, "-c", _LOAD, cwd=Path(folder), environment=environment)
     return f"Python {platform.python_version()}"
+
+
+def load_emulated(wheel: Path, machine: str, compiler: str, emulator: str) -> int:
+    """Loads the kernels of a wheel for another type of machine, all symbols resolved, and returns how many there are.
+
+    Raises:
+        CannotRelease: there are none, or one can't be loaded.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheel).extractall(folder)
+        libraries = sorted(map(str, Path(folder, SHIPPED).glob("*.so")))
+        if not libraries:
+            raise CannotRelease(f"{wheel.name} has no kernels")
+        source, loader = Path(folder, "loader.cc"), str(Path(folder, "loader"))
+        source.write_text(_LOADER)
+        _output(compiler, str(source), "-o", loader, "-ldl")
+        _output(emulator, "-cpu", "max", "-L", f"/usr/{machine}-linux-gnu", loader, *libraries)
+        return len(libraries)
 
 
 def _checked(dist: Path) -> Iterator[str]:

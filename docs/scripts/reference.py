@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, Section] = {
         "What comes back, while it is written and at its end.",
         (
             "Reply", "Choice", "Chunk", "FinishReason", "ToolCall", "ToolCallDelta", "TokenLogprob", "TopLogprob",
-            "Usage", "Timings", "BulkResult", "BulkProgress", "ProgressCallback",
+            "Usage", "Timings", "Prefill", "BulkResult", "BulkProgress", "ProgressCallback",
         ),
     ),
     "errors": Section(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -62,6 +64,25 @@ def test_the_tag_is_of_the_newest_symbol_that_is_needed(made: ModuleType, monkey
     monkeypatch.setattr(made, "_output", lambda *command: "GLIBC_2.2.5 GLIBCXX_3.4.99 GLIBC_2.35 GLIBC_PRIVATE")
     assert made.glibc_of([]) == (2, 17)
     assert made.glibc_of([Path("x.so")]) == (2, 35)
+
+
+@pytest.mark.slow
+def test_kernels_of_another_machine_are_loaded_in_an_emulator(made: ModuleType, tmp_path: Path) -> None:
+    compiler, emulator = made.compiler_for("aarch64"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("NOT CHECKED, there is no compiler or emulator: apt install g++-aarch64-linux-gnu qemu-user")
+    wheel, library = tmp_path / "x-1-py3-none-any.whl", tmp_path / "kernels.so"
+    for code, problem in (("int there() { return 0; }", None), ("int gone(); int f() { return gone(); }", "gone")):
+        (tmp_path / "x.cc").write_text(code)
+        command = [compiler, "-shared", "-fPIC", str(tmp_path / "x.cc"), "-o", str(library)]
+        subprocess.run(command, check=True)
+        with zipfile.ZipFile(wheel, "w") as made_wheel:
+            made_wheel.write(library, f"{made.SHIPPED}/kernels-x.so")
+        if problem is None:
+            assert made.load_emulated(wheel, "aarch64", compiler, emulator) == 1
+        else:
+            with pytest.raises(made.CannotRelease, match=problem):
+                made.load_emulated(wheel, "aarch64", compiler, emulator)
 
 
 def test_a_tree_with_changes_is_no_release(made: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
