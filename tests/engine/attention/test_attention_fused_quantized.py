@@ -188,7 +188,7 @@ def test_bfloat16_is_as_close_as_its_precision(kv_dtype: str) -> None:
     compare(MIXED, heads=(4, 2, 128), dtype="bfloat16", kv_dtype=kv_dtype, atol=3e-2)
 
 
-@pytest.mark.parametrize("kv_dtype", [INT8, FP8])
+@pytest.mark.parametrize("kv_dtype", [INT8, slow(FP8)])
 def test_pages_are_updated_in_place_over_many_steps(kv_dtype: str) -> None:
     """A prompt runs in two chunks beside a decoding sequence, then both decode past the end of a page."""
     heads, rng = (4, 2, 64), np.random.default_rng(3)
@@ -258,7 +258,7 @@ def test_pages_that_are_no_multiple_of_the_lanes_are_refused(kv_dtype: str) -> N
         FusedAttention(kv_dtype=kv_dtype).cache_arrays(KVCacheSpec(1, 2, 64, 1, 64, kv_dtype))
 
 
-@pytest.mark.parametrize("kv_dtype", [INT8, FP8])
+@pytest.mark.parametrize("kv_dtype", [slow(INT8), FP8])
 def test_a_mesh_is_given_codes_and_scales_by_their_heads(kv_dtype: str) -> None:
     """The mesh has one device, as more are not interpreted; for four devices the plan compiles."""
     kv_scales = KVScales(jnp.array([0.0017, 0.0031]), jnp.array([0.0053, 0.0011])) if kv_dtype == FP8 else None

@@ -18,6 +18,7 @@ from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN,
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.execution.test_sampling import KINDS, rows
+from tests.support.patience import slow
 
 MIXED: dict[str, Any] = {
     "temperature": [1.0, 0.0, 0.7, 1.5, 1.0, 0.3],
@@ -53,7 +54,7 @@ def test_it_draws_what_xla_draws(vocab: int, count: int, strip: int) -> None:
     np.testing.assert_array_equal(by_kernel(scores, of_rows, strip=strip), by_xla(scores, of_rows))
 
 
-@pytest.mark.parametrize("num_shares", [2, 3, 8])
+@pytest.mark.parametrize("num_shares", [slow(2), 3, 8])
 def test_shares_of_the_vocabulary_change_nothing(num_shares: int) -> None:
     scores = np.random.default_rng(0).normal(size=(12, 5003)).astype(np.float32) * 3
     of_rows = rows(12, **{name: np.resize(values, 12) for name, values in MIXED.items()})
