@@ -1,5 +1,5 @@
-// Prints how many operations a second one core computes of each kind of products that it has instructions for, in GFLOP/s
-// or GOP/s, from registers: a name and a rate on each line.
+// Prints the operations per second of one core, in GFLOP/s or GOP/s from registers, for each instruction for products
+// that it has: a name and a rate on each line.
 
 #include <chrono>
 #include <cstdio>
@@ -63,6 +63,11 @@ int main() {
 #if defined(__AVX512VNNI__)
   PrintDots<Ints>("VPDPBUSD", 4, [](Ints sum, Words x, Words w) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
+  });
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+  PrintDots<Ints>("SDOT", 4, [](Ints sum, Words x, Words w) {
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)x, (int8x16_t)w);
   });
 #endif
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
