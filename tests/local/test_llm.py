@@ -268,6 +268,19 @@ def test_an_id_names_one_request_at_a_time(llm: LLM, engine: FakeEngine) -> None
     assert text == expected_text("x", 1, 50)  # the refusal did not end it
 
 
+def test_how_far_a_long_prompt_is_is_told_before_the_first_chunk() -> None:
+    seen: list[tuple[int, int]] = []
+    with (
+        over(FakeEngine(prefill_steps=4, step_s=0.05)) as llm,
+        llm.stream("abcdefghij", seed=1, max_tokens=3) as stream,
+    ):
+        stream.on_prefill(lambda prefill: seen.append((prefill.done, prefill.total)))
+        assert "".join(chunk.text for chunk in stream) == expected_text("abcdefghij", 1, 3)
+    assert seen
+    assert set(seen) <= {(2, 10), (4, 10), (6, 10), (8, 10)}
+    assert seen == sorted(seen)
+
+
 def test_an_engine_that_ends_ends_all_calls(engine: FakeEngine) -> None:
     with over(engine) as llm:
         stream = llm.stream("x", **UNREAD)

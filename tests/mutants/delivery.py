@@ -21,6 +21,14 @@ DELIVERY = (
         (f"{_CLAIMS}::test_epochs_stay_above_the_reply_s_and_the_state_s",),
     ),
     Mutant(
+        "prefill-taken-for-progress",
+        "P6: a prompt that kills workers is given up, however far each of them got within it",
+        f"{_LUA}/claims/claim.lua",
+        "local has_tokens = kind == 'chunk' and not tells_prefill",
+        "local has_tokens = kind == 'chunk'",
+        (f"{_CLAIMS}::test_crashes_hand_backs_and_retries_are_told_apart",),
+    ),
+    Mutant(
         "end-by-another-process",
         "P4: only the process that claimed a request ends it",
         f"{_LUA}/claims/finish.lua",
