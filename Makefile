@@ -16,7 +16,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture pictures \
+.PHONY: help demo test test-versions test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture pictures \
   test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
   test-local test-producer test-protocol test-serving test-worker \
   constraints image-requirements manifests sbom release image clean distclean
@@ -30,13 +30,18 @@ demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and 
 
 # One process more than the two cores that it is made for: some tests wait for servers, others compute.
 DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
-PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 3 --dist worksteal
+MARKS = $(DEFAULT)
+PYTEST = $(BIN)/python -m pytest -q -m "$(MARKS)" -n 3 --dist worksteal
 test: $(VENV)/dev.stamp  ## run the tests in three processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
 	@echo "running the tests; the first run compiles what the next ones find (docs/testing.md)"
 	@$(PYTEST)
 
 test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: $(VENV)/dev.stamp
 	@$(PYTEST) tests/$(@:test-%=%)
+
+test-versions: MARKS = versions and $(DEFAULT)
+test-versions: $(VENV)/dev.stamp  ## run the tests whose results depend on the version of JAX or Python
+	@$(PYTEST)
 
 test-slow: $(VENV)/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
 	@$(BIN)/python -m pytest -q -m "slow and not manifests"

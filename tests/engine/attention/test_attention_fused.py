@@ -22,6 +22,8 @@ from penstock.engine.models import QKV, AttentionOptions, StackedCache
 from tests.engine.attention.ragged_batches import PagedBatch, random_qkv, random_sinks, reference_attention
 from tests.support.patience import slow
 
+pytestmark = pytest.mark.versions
+
 MAX_SEQS, MAX_LEN, LAYERS, LAYER = 6, 96, 2, 1
 INTERPRETED = pltpu.InterpretParams(dma_execution_mode="eager")
 MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, tokens in all) of each sequence

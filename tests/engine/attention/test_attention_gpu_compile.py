@@ -25,6 +25,8 @@ from penstock.engine.sharding.placement import DATA, TENSOR, Placement, place
 from penstock.tools.plan import preset
 from tests.engine.attention import h100
 
+pytestmark = pytest.mark.versions
+
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
 
 GEOMETRIES = [(32, 8, 128, 64), (4, 1, 64, 16), (6, 3, 96, 48), (40, 8, 128, 64), (7, 1, 256, 64)]

@@ -20,6 +20,7 @@ from penstock.tools.plan.device.topology import devices_of
 from tests.support.patience import slow
 
 pytestmark = [
+    pytest.mark.versions,
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
     pytest.mark.usefixtures("as_shipped_elsewhere"),
 ]

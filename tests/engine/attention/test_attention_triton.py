@@ -23,6 +23,8 @@ from tests.engine.attention.ragged_batches import MIXED, RAGGED, TRITON
 from tests.engine.engines import SMALL, VOCAB_SIZE, drive
 from tests.support.patience import mostly_slow, slow
 
+pytestmark = pytest.mark.versions
+
 compare = partial(ragged_batches.compare, names=(TRITON,))
 LONG = [(1, 150), (70, 140), (1, 64), (1, 129), (33, 33)]  # each over several blocks of keys
 

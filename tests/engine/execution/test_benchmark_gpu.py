@@ -17,6 +17,8 @@ from penstock.engine.execution.unpacking import unpack_step
 from penstock.tools.plan.device.roofline import kv_token_bytes
 from penstock.tools.plan.device.weights import step_weight_bytes
 
+pytestmark = pytest.mark.versions
+
 
 def test_every_kind_of_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "gpu.jsonl"

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine.execution.compilation import CompileWatch, compiled, keep_compilations, printed
 
-pytestmark = pytest.mark.usefixtures("as_shipped")
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("as_shipped")]
 
 
 def lowered_step() -> jax.stages.Lowered:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.engine.execution.runner import Runner
 from penstock.engine.scheduling.pace import Pace
 from tests.engine.execution.test_runner import Steps, runner
+
+pytestmark = pytest.mark.versions
 
 __all__ = ["runner"]  # the fixture
 LOOPS = Pace(decode_steps={16: 4})

@@ -10,6 +10,8 @@ import pytest
 from penstock.engine import kept_files
 from tests.support.kept_programs import kept_between_runs
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:

@@ -23,6 +23,8 @@ from penstock.engine.execution.sampling.sampling import Form, _filter, _first_pa
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
 from penstock.engine.kernels.cpu import NativeLibrary
 
+pytestmark = pytest.mark.versions
+
 VOCAB = 60
 
 

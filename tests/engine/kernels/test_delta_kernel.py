@@ -20,6 +20,8 @@ from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from penstock.engine.sharding.states import KernelDeltaNet, has_kernel
 from tests.engine.models.test_packed_recurrence import Part, step_of
 
+pytestmark = pytest.mark.versions
+
 CONFIG = DeltaNetConfig(2, 6, 128, 128, 4, NormConfig(1e-6, scales_in_f32=True))
 NUM_TOKENS, NUM_SLOTS, FIRST_SLOT = 24, 9, 3
 States = tuple[jax.Array, ...]

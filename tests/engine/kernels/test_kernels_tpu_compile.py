@@ -31,6 +31,7 @@ from tests.engine.kernels.test_kernels import FORMS
 from tests.support.patience import pairs
 
 pytestmark = [
+    pytest.mark.versions,
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
     pytest.mark.usefixtures("as_shipped_elsewhere"),
 ]

@@ -21,6 +21,8 @@ from penstock.engine.sharding.linears import prepare_for_tpu
 from tests.engine.engines import SMALL, TINY, drive, write_model
 from tests.support.patience import pairs
 
+pytestmark = pytest.mark.versions
+
 HIDDEN = 16
 
 

@@ -17,6 +17,8 @@ from penstock.tools.plan.device.topology import devices_of
 from tests.engine.planning.plans import plan
 from tests.support.patience import slow
 
+pytestmark = pytest.mark.versions
+
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
 

@@ -9,6 +9,8 @@ from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.links import link_time
 from penstock.tools.plan.device.roofline import all_reduce_s
 
+pytestmark = pytest.mark.versions
+
 CHIP = CHIPS["v6e"]
 SUM = f"bf16[512,{8192}]{{1,0}}"
 SUM_S = all_reduce_s(512 * 8192 * 2, 8, CHIP)  # 96 us

@@ -13,6 +13,8 @@ from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.plan import Plan
 from tests.engine.planning.plans import plan
 
+pytestmark = pytest.mark.versions
+
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
 STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {

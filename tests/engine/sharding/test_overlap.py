@@ -17,6 +17,8 @@ from penstock.tools.plan import preset
 from tests.engine.engines import TINY
 from tests.engine.sharding.devices import said_by
 
+pytestmark = pytest.mark.versions
+
 DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 
 

@@ -18,6 +18,8 @@ from tests.engine.engines import write_model
 from tests.engine.sharding.devices import Runs, once, run_models
 from tests.support.patience import slow
 
+pytestmark = pytest.mark.versions
+
 LAYERS = 2
 OfModel = Callable[[str], dict[str, dict[str, Any]]]
 

@@ -23,6 +23,7 @@ from tests.engine.whole.test_engine_states import CONVOLUTIONS, DELTA_NETS
 from tests.support.patience import slow
 
 pytestmark = [
+    pytest.mark.versions,
     pytest.mark.usefixtures("as_shipped"),
     pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"),
 ]
