@@ -91,7 +91,7 @@ class Server:
 
     def _argmax(self, place: int) -> int:
         logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, place), (self.vocab_size,))
-        return int(logits.argmax())
+        return int(np.argmax(logits))
 
 
 def load(setup: Setup) -> Run:

@@ -18,6 +18,8 @@ from penstock.producer.blocking.loop_thread import LoopThread
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import ScriptedWorker
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture
 def worker(redis_url: str) -> Iterator[None]:

@@ -30,7 +30,7 @@ class Spread:
         if not values_ms.size:
             return None
         p50, p90, p99 = np.percentile(values_ms, (50, 90, 99))
-        return cls(*(round(float(value), 3) for value in (values_ms.mean(), p50, p90, p99, values_ms.max())))
+        return cls(*(round(float(value), 3) for value in (values_ms.mean(), p50, p90, p99, np.max(values_ms))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from penstock.protocol.redis.faults import UNREACHABLE
 from penstock.protocol.redis.streams import read_streams, stream_entries
 from tests.support.programs.fakes import LossyProxy
 
-pytestmark = pytest.mark.every_server
+pytestmark = [pytest.mark.versions, pytest.mark.every_server]
 
 SECRET = "s3cr3t"
 URLS_WITH_SECRET = [
