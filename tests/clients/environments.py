@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 from tests.clients.programs import HERE
@@ -35,14 +36,17 @@ def in_node(name: str, script: str) -> tuple[Path, Path]:
 
 
 async def run(*command: str | Path) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
     return process.returncode, output.decode(errors="replace")
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """Kills a program, unless it has ended."""
+    if process.returncode is None:
+        process.kill()
+        await process.wait()

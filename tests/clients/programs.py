@@ -53,6 +53,9 @@ PROGRAMS = (
     Program("python/llama_index_chats.py", ("llama-index-llms-openai-like",)),
     Program("python/haystack_chats.py", ("haystack-ai",)),
     Program("python/semantic_kernel_chats.py", ("semantic-kernel",)),
+    Program("python/dspy_chats.py", ("dspy",)),
+    Program("python/lm_eval_chats.py", ("lm-eval",)),
+    Program("python/guidellm_chats.py", ("guidellm",)),
     Program("javascript/openai_js.mjs", ("openai",)),
     Program("javascript/anthropic_js.mjs", ("@anthropic-ai/sdk",)),
     Program("javascript/ai_sdk.mjs", ("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic")),
@@ -63,38 +66,59 @@ PROGRAMS = (
 _HEAD = """# Client programs that are tested
 
 `make test-clients` runs each of these programs as it is published, in an environment of its own, against a gateway
-and a worker with a real model, and writes this page. Calls are required by `tool_choice`, as the model was not
+and workers with a real model, and writes this page. Calls are required by `tool_choice`, as the model was not
 trained for tools. JavaScript programs share one environment.
 
-| program | versions | passed |
-| --- | --- | --- |
+A **worker** is killed in the middle of a reply that the program reads: it sees nothing of it. A **gateway** is killed
+in the middle of a reply that it waits for. Its own retry gets the same text from another gateway, and its API key is
+charged for what workers have published of both replies. guidellm measures, and never asks again.
+
+| program | versions | passed | killed |
+| --- | --- | --- | --- |
 """
 
 _TAIL = """
 Programs on the command line begin with prompts that are longer than the model's context: a script takes its place.
 They run what it asks for, and send back what that printed.
 """
+_KILLS = {"worker_killed": "worker", "gateway_killed": "gateway"}
 
 
-def page(passed: Mapping[Program, Sequence[str]]) -> str:
-    """Returns docs/clients.md after a run. `passed` has the names of the checks that each program passed.
+class Passed(NamedTuple):
+    """What a program passed.
 
-    The commands have a test of their own.
+    Attributes:
+        checks: names.
+        apis: names of the APIs that it was asked through.
     """
+
+    checks: Sequence[str]
+    apis: str
+
+    @classmethod
+    def said_in(cls, output: str) -> Passed:
+        (apis,) = re.findall(r"^apis: (.+)$", output, re.MULTILINE)
+        return cls(re.findall(r"^passed: (\S.*\S) *$", output, re.MULTILINE), apis)
+
+    @property
+    def cells(self) -> str:
+        checks = ", ".join(each.replace("_", " ") for each in self.checks if each not in _KILLS)
+        kills = ", ".join(_KILLS[each] for each in self.checks if each in _KILLS)
+        return f"{self.apis}: {checks} | {kills}"
+
+
+def page(passed: Mapping[Program, Passed]) -> str:
+    """Returns docs/clients.md after a run. The commands have a test of their own."""
     rows = [
-        f"| {'JavaScript' if each.is_javascript else 'Python'} | {versions_of(each)} | {_words(passed[each])} |"
+        f"| {'JavaScript' if each.is_javascript else 'Python'} | {versions_of(each)} | {passed[each].cells} |"
         for each in PROGRAMS
     ]
-    agents = [f"| command line | `{name}` {version} | tool loop |" for name, version in COMMANDS.items()]
+    agents = [f"| command line | `{name}` {version} | {WHAT_COMMANDS_DO} |" for name, version in COMMANDS.items()]
     return _HEAD + "\n".join([*rows, *agents, _TAIL])
 
 
 def versions_of(program: Program) -> str:
     return ", ".join(f"`{package}` {version}" for package, version in program.versions.items())
-
-
-def _words(checks: Sequence[str]) -> str:
-    return ", ".join(each.replace("_", " ") for each in checks)
 
 
 def _pins_of_pip(name: str) -> Mapping[str, str]:
@@ -109,3 +133,5 @@ def _pins_of_npm(name: str) -> Mapping[str, str]:
 
 COMMANDS = _pins_of_npm("commands")
 """Agents on the command line, with their versions."""
+
+WHAT_COMMANDS_DO = "tool loop | worker, gateway"

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import ToolCallDelta
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import GenerateRequest
 from tests.clients.environments import ENVIRONMENTS, run
-from tests.gateway.openai.openai_clients import asking
+from tests.clients.stage import Address
 from tests.gateway.responses.responses_harness import write
-from tests.support.programs.fakes import ScriptedReply
-from tests.support.programs.gateway_harness import CARD
+from tests.support.patience import TEST_S
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
+from tests.support.programs.gateway_harness import CARD, announce
 
 PRINTS = "echo penstock-heard"
 ANSWER = "penstock-answers"
@@ -72,34 +75,63 @@ def heard(request: GenerateRequest) -> bool:
     )
 
 
-async def calls_then_answers(reply: ScriptedReply) -> None:
-    await reply.own()
-    names = [tool["function"]["name"] for tool in reply.request.tools]
-    name = next((name for name in names if name in SHELLS), None)
-    if name is None or heard(reply.request):
-        await reply.chunk(ANSWER)
+@dataclass
+class Calling:
+    """A worker's script: a call of a shell, and an answer once its output has come back.
+
+    Another worker goes on in the middle of the call, as after a death; in the middle of the answer the gateway dies.
+    """
+
+    address: Address
+    num_answers: int = 0
+
+    async def __call__(self, reply: ScriptedReply) -> None:
+        await reply.own()
+        names = [tool["function"]["name"] for tool in reply.request.tools]
+        name = next((name for name in names if name in SHELLS), None)
+        if name is not None and not heard(reply.request):
+            await self._call(reply, name)
+        elif name is None:
+            await reply.chunk(ANSWER)
+            await reply.end("stop")
+        else:
+            await self._answer(reply)
+
+    async def _call(self, reply: ScriptedReply, name: str) -> None:
+        arguments = json.dumps(SHELLS[name])
+        await write(reply, calls=(ToolCallDelta(index=0, id="call_1", name=name, arguments=arguments[:9]),))
+        reply.epoch += 1
+        await reply.own()
+        await write(reply, calls=(ToolCallDelta(index=0, arguments=arguments[9:]),))
+        await reply.end("tool_calls")
+
+    async def _answer(self, reply: ScriptedReply) -> None:
+        self.num_answers += 1
+        await reply.chunk(ANSWER[:5])
+        if self.num_answers == 1:
+            await self.address.kill()
+        await reply.chunk(ANSWER[5:])
         await reply.end("stop")
-        return
-    call = ToolCallDelta(index=0, id="call_1", name=name, arguments=json.dumps(SHELLS[name]))
-    await write(reply, calls=(call,))
-    await reply.end("tool_calls")
 
 
 @pytest.mark.clients
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TEST_S)
 @pytest.mark.parametrize("command", [codex, claude, opencode])
-async def test_an_agent_runs_what_the_model_asks_for(
+async def test_an_agent_runs_what_the_model_asks_for_while_a_worker_and_a_gateway_die(
     redis: RedisClient,
     redis_url: str,
+    redis_server: EmbeddedServer,
     tmp_path: Path,
     command: Callable[[str], Command],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     binaries = ENVIRONMENTS / "commands" / "node_modules" / ".bin"
     assert binaries.exists(), "not installed: commands; `make test-clients` does that"
-    card = CARD.model_copy(update={"max_model_len": 200_000, "max_body_bytes": 8 << 20})
-    async with asking(redis, redis_url, calls_then_answers, card=card, max_body_bytes=8 << 20) as asked:
-        (program, *arguments), variables, files = command(asked.url)
+    await announce(redis, card=CARD.model_copy(update={"max_model_len": 200_000, "max_body_bytes": 8 << 20}))
+    address = Address(redis_server.port, max_body_bytes=8 << 20)
+    script = Calling(address)
+    async with ScriptedWorker(redis_url, script) as worker, address:
+        (program, *arguments), variables, files = command(address.url)
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         monkeypatch.chdir(tmp_path)
@@ -107,4 +139,5 @@ async def test_an_agent_runs_what_the_model_asks_for(
             monkeypatch.setenv(name, value)
         status, output = await run(binaries / program, *arguments, "Is it noon?")
         assert (status, ANSWER in output) == (0, True), output[-3000:]
-        assert any(map(heard, asked.worker.taken)), output[-3000:]
+        assert any(map(heard, worker.taken)), output[-3000:]
+        assert script.num_answers > 1, "it did not ask again"

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,14 +76,17 @@ class ModelWorker:
         url: of Redis.
         log: file for its log.
         settings: by name, as in `penstock.worker.settings.Settings`.
+        program: arguments of Python that run the command line.
     """
 
-    def __init__(self, url: str, log: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, log: Path, settings: Mapping[str, Any], program: Sequence[str] = ("-m", "penstock")
+    ) -> None:
         values = {"redis_url": url, "health_port": None, "log_format": "json", **settings}
         flags = [part for name, value in values.items() for part in (flag(name), _text(value))]
         with log.open("w") as stream:
             self._process = subprocess.Popen(  # noqa: S603  this very program
-                [*dies_with_parent(), sys.executable, "-m", "penstock", "worker", *flags],
+                [*dies_with_parent(), sys.executable, *program, "worker", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

@@ -1,18 +1,21 @@
 import Anthropic from "@anthropic-ai/sdk";
 import { asked, assert, cities, key, model, run, schema, url } from "./checks.mjs";
 
-const client = new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 });
+const client = new Anthropic({ baseURL: url, apiKey: key });
 const said = { model, max_tokens: 40, seed: 5 };
 const tool = { name: "weather", description: "Tells the weather.", input_schema: schema, strict: true };
 const textOf = (message) => message.content.map((block) => block.text ?? "").join("");
 
-await run({
-  async chat_and_stream() {
-    const whole = textOf(await client.messages.create({ messages: asked, ...said }));
-    const stream = client.messages.stream({ messages: asked, ...said });
-    assert.ok(whole);
-    assert.equal(await stream.finalText(), whole);
+const messagesApi = {
+  async ask(messages, limit) {
+    return textOf(await client.messages.create({ messages, ...said, max_tokens: limit }));
   },
+  async stream(messages, limit) {
+    return client.messages.stream({ messages, ...said, max_tokens: limit }).finalText();
+  },
+};
+
+await run({ messages: messagesApi }, {
   async tool_loop() {
     const messages = [...asked];
     for (let turn = 0; turn < 3; turn += 1) {
@@ -29,7 +32,7 @@ await run({
     const answer = await client.messages.create({ messages: asked, ...said, ...form });
     assert.ok(cities.includes(JSON.parse(textOf(answer)).city));
   },
-  async cut_and_continued() {
+  async continued_in_place() {
     const cut = await client.messages.create({ messages: asked, ...said, max_tokens: 3 });
     assert.equal(cut.stop_reason, "max_tokens");
     const messages = [...asked, { role: "assistant", content: textOf(cut).trim() || "It" }];

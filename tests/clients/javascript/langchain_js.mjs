@@ -2,18 +2,23 @@ import { HumanMessage, ToolMessage } from "@langchain/core/messages";
 import { ChatOpenAI } from "@langchain/openai";
 import { assert, base, cities, key, model, noThinking, question, run, schema } from "./checks.mjs";
 
-const options = { model, apiKey: key, configuration: { baseURL: base }, maxRetries: 0, maxTokens: 200, temperature: 1 };
-const chat = new ChatOpenAI({ ...options, modelKwargs: { seed: 5, ...noThinking } });
+const options = { model, apiKey: key, configuration: { baseURL: base }, maxTokens: 200, temperature: 1 };
+const upTo = (maxTokens) => new ChatOpenAI({ ...options, maxTokens, modelKwargs: { seed: 5, ...noThinking } });
+const chat = upTo(200);
 const tool = { type: "function", function: { name: "weather", description: "Tells the weather.", parameters: schema, strict: true } };
 
-await run({
-  async chat_and_stream() {
-    const whole = (await chat.invoke(question)).content;
-    let text = "";
-    for await (const part of await chat.stream(question)) text += part.content;
-    assert.ok(whole);
-    assert.equal(text, whole);
+const chatApi = {
+  async ask(turns, limit) {
+    return (await upTo(limit).invoke(turns)).content;
   },
+  async stream(turns, limit) {
+    let text = "";
+    for await (const part of await upTo(limit).stream(turns)) text += part.content;
+    return text;
+  },
+};
+
+await run({ chat: chatApi }, {
   async tool_loop() {
     const bound = chat.bindTools([tool], { tool_choice: "required" });
     const messages = [new HumanMessage(question)];

@@ -1,12 +1,13 @@
-"""Checks anthropic, as it is installed, against a gateway. Usage: anthropic_python_chats.py URL"""
+"""Checks anthropic, as it is installed, against a gateway. Usage: anthropic_python_chats.py URL KEY"""
 
 from typing import Any, Literal
 
 from anthropic import Anthropic
-from checks import ASKED, CITIES, KEY, MODEL, SCHEMA, URL, run
+from checks import CITIES, KEY, MODEL, QUESTION, SCHEMA, URL, Api, Turns, as_messages, run
 from pydantic import BaseModel
 
-client = Anthropic(base_url=URL, api_key=KEY, max_retries=0)
+client = Anthropic(base_url=URL, api_key=KEY)
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 SAID: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "extra_body": {"seed": 5}}
 TOOL: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA, "strict": True}
 
@@ -19,11 +20,15 @@ def text_of(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def chat_and_stream() -> None:
-    whole = text_of(client.messages.create(messages=ASKED, **SAID))
-    with client.messages.stream(messages=ASKED, **SAID) as stream:
-        assert "".join(stream.text_stream) == whole != ""
-        assert text_of(stream.get_final_message()) == whole
+def message(turns: Turns, limit: int) -> str:
+    return text_of(client.messages.create(messages=as_messages(turns), **{**SAID, "max_tokens": limit}))
+
+
+def message_stream(turns: Turns, limit: int) -> str:
+    with client.messages.stream(messages=as_messages(turns), **{**SAID, "max_tokens": limit}) as stream:
+        text = "".join(stream.text_stream)
+        assert text_of(stream.get_final_message()) == text
+    return text
 
 
 def tool_loop() -> None:
@@ -45,7 +50,7 @@ def structured_output() -> None:
     assert parsed.parsed_output.city in CITIES
 
 
-def cut_and_continued() -> None:
+def continued_in_place() -> None:
     cut = client.messages.create(messages=ASKED, **{**SAID, "max_tokens": 3})
     assert cut.stop_reason == "max_tokens"
     begun: list[Any] = [*ASKED, {"role": "assistant", "content": text_of(cut).strip() or "It"}]
@@ -56,4 +61,4 @@ def tokens_counted() -> None:
     assert client.messages.count_tokens(model=MODEL, messages=ASKED).input_tokens > 0
 
 
-run(chat_and_stream, tool_loop, structured_output, cut_and_continued, tokens_counted)
+run({"messages": Api(message, message_stream)}, tool_loop, structured_output, continued_in_place, tokens_counted)

@@ -1,11 +1,11 @@
-"""Checks haystack, as it is installed, against a gateway. Usage: haystack_chats.py URL"""
+"""Checks haystack, as it is installed, against a gateway. Usage: haystack_chats.py URL KEY"""
 
 import os
 from typing import Any
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
-from checks import BASE, CITIES, KEY, MODEL, NO_THINKING, QUESTION, SCHEMA, run
+from checks import BASE, CITIES, KEY, MODEL, NO_THINKING, QUESTION, SCHEMA, Api, Turns, run
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
@@ -19,15 +19,23 @@ TOOL = Tool(
 
 
 def generator(**more: Any) -> OpenAIChatGenerator:
-    asked = {"generation_kwargs": {**SAID, **more.pop("asked", {})}, "max_retries": 0, **more}
+    asked = {"generation_kwargs": {**SAID, **more.pop("asked", {})}, **more}
     return OpenAIChatGenerator(api_key=Secret.from_token(KEY), model=MODEL, api_base_url=BASE, **asked)
 
 
-def chat_and_stream() -> None:
+def messages_of(turns: Turns) -> list[ChatMessage]:
+    return [ChatMessage.from_user(text) if role == "user" else ChatMessage.from_assistant(text) for role, text in turns]
+
+
+def chat(turns: Turns, limit: int) -> str:
+    return str(generator(asked={"max_tokens": limit}).run(messages_of(turns))["replies"][0].text)
+
+
+def chat_stream(turns: Turns, limit: int) -> str:
     parts: list[str] = []
-    whole = generator().run(ASKED)["replies"][0].text
-    generator(streaming_callback=lambda part: parts.append(part.content)).run(ASKED)
-    assert "".join(parts) == whole != ""
+    streaming = generator(asked={"max_tokens": limit}, streaming_callback=lambda part: parts.append(part.content))
+    streaming.run(messages_of(turns))
+    return "".join(parts)
 
 
 def tool_loop() -> None:
@@ -46,4 +54,4 @@ def structured_output() -> None:
     assert "city" in generator(asked={"response_format": form}).run(ASKED)["replies"][0].text
 
 
-run(chat_and_stream, tool_loop, structured_output)
+run({"chat": Api(chat, chat_stream)}, tool_loop, structured_output)

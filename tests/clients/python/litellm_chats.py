@@ -1,66 +1,72 @@
-"""Checks litellm, as it is installed, against a gateway. Usage: litellm_chats.py URL"""
+"""Checks litellm, as it is installed, against a gateway. Usage: litellm_chats.py URL KEY"""
 
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it looks for one on the internet
 
 import litellm
+from checks import BASE, CITIES, KEY, NO_THINKING, QUESTION, SCHEMA, Api, Turns, as_messages, run
 
-WHERE = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none", "num_retries": 0}
-BRIEF = {**WHERE, "model": "openai/chats", "max_tokens": 60, "temperature": 1.0, "seed": 5}
-NO_THINKING = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
-QUESTION = [{"role": "user", "content": "Is it noon?"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+WHERE: dict[str, Any] = {"api_base": BASE, "api_key": KEY}
+BRIEF: dict[str, Any] = {**WHERE, "model": "openai/chats", "max_tokens": 60, "temperature": 1.0, "seed": 5}
+THOUGHTLESS: dict[str, Any] = {**BRIEF, "extra_body": NO_THINKING}
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 
 
 def joined(stream: Iterable[Any]) -> Any:
     return litellm.stream_chunk_builder(list(stream)).choices[0].message
 
 
-def texts() -> None:
-    asked = {"messages": QUESTION, **BRIEF, **NO_THINKING}
-    whole = litellm.completion(**asked)
+def chat(turns: Turns, limit: int) -> str:
+    answer = litellm.completion(messages=as_messages(turns), **{**THOUGHTLESS, "max_tokens": limit})
+    return str(answer.choices[0].message.content)
+
+
+def chat_stream(turns: Turns, limit: int) -> str:
+    asked = {**THOUGHTLESS, "max_tokens": limit, "stream": True, "stream_options": {"include_usage": True}}
+    return str(joined(litellm.completion(messages=as_messages(turns), **asked)).content)
+
+
+def without_threads() -> None:
+    whole = litellm.completion(messages=ASKED, **THOUGHTLESS)
     assert whole.usage.completion_tokens > 0
-    streamed = joined(litellm.completion(stream=True, stream_options={"include_usage": True}, **asked))
-    assert streamed.content == whole.choices[0].message.content != ""
-    assert asyncio.run(litellm.acompletion(**asked)).choices[0].message.content == streamed.content
+    same = asyncio.run(litellm.acompletion(messages=ASKED, **THOUGHTLESS))
+    assert same.choices[0].message.content == whole.choices[0].message.content
 
 
 def reasoning() -> None:
-    begun = [*QUESTION, {"role": "assistant", "content": "<think>It is"}]
+    begun = [*ASKED, {"role": "assistant", "content": "<think>It is"}]
     more = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
     assert litellm.completion(messages=begun, **BRIEF, **more).choices[0].message.reasoning_content
     assert joined(litellm.completion(messages=begun, stream=True, **BRIEF, **more)).reasoning_content
 
 
 def options() -> None:
-    assert len(litellm.completion(messages=QUESTION, n=3, **BRIEF).choices) == 3
-    told = litellm.completion(messages=QUESTION, logprobs=True, top_logprobs=5, **{**BRIEF, "max_tokens": 5})
+    assert len(litellm.completion(messages=ASKED, n=3, **BRIEF).choices) == 3
+    told = litellm.completion(messages=ASKED, logprobs=True, top_logprobs=5, **{**BRIEF, "max_tokens": 5})
     assert len(told.choices[0].logprobs.content) == 5
+
+
+def structured_output() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "weather", "strict": True, "schema": SCHEMA}}
-    said = litellm.completion(messages=QUESTION, response_format=form, **BRIEF, **NO_THINKING)
-    assert json.loads(said.choices[0].message.content)["city"] in ("Oslo", "Rome")
+    said = litellm.completion(messages=ASKED, response_format=form, **THOUGHTLESS)
+    assert json.loads(said.choices[0].message.content)["city"] in CITIES
 
 
-def tools() -> None:
+def tool_loop() -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
-    asked = {**BRIEF, **NO_THINKING, "max_tokens": 200, "tools": [tool], "tool_choice": "required"}
+    asked = {**THOUGHTLESS, "max_tokens": 200, "tools": [tool], "tool_choice": "required"}
     asked["parallel_tool_calls"] = False
-    message = litellm.completion(messages=QUESTION, **asked).choices[0].message
-    (call,) = message.tool_calls
-    answered = [*QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-    assert litellm.completion(messages=answered, **asked).choices[0].finish_reason == "tool_calls"
-    (streamed,) = joined(litellm.completion(messages=QUESTION, stream=True, **asked)).tool_calls
+    messages = [*ASKED]
+    for _ in range(3):
+        message = litellm.completion(messages=messages, **asked).choices[0].message
+        (call,) = message.tool_calls
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+    (streamed,) = joined(litellm.completion(messages=messages[:-2], stream=True, **asked)).tool_calls
     assert streamed.function.arguments == call.function.arguments
 
 
@@ -77,12 +83,19 @@ def errors() -> None:
         ({"messages": [{"role": "user", "content": "1 " * 3000}]}, litellm.ContextWindowExceededError),
     ):
         try:
-            litellm.completion(**{"messages": QUESTION, **BRIEF, **wrong})
+            litellm.completion(**{"messages": ASKED, **BRIEF, **wrong})
         except kind:
             continue
         raise AssertionError(f"{wrong} raises no {kind.__name__}")
 
 
-for check in (texts, reasoning, options, tools, completions, errors):
-    check()
-    print("passed:", check.__name__)
+run(
+    {"chat": Api(chat, chat_stream)},
+    tool_loop,
+    structured_output,
+    without_threads,
+    reasoning,
+    options,
+    completions,
+    errors,
+)

@@ -1,17 +1,22 @@
-"""Checks llama-index, as it is installed, against a gateway. Usage: llama_index_chats.py URL"""
+"""Checks llama-index, as it is installed, against a gateway. Usage: llama_index_chats.py URL KEY"""
 
 from typing import Any, Literal
 
-from checks import BASE, KEY, MODEL, NO_THINKING, QUESTION, run
+from checks import BASE, KEY, MODEL, NO_THINKING, QUESTION, Api, Turns, run
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
-llm = OpenAILike(
-    model=MODEL, api_base=BASE, api_key=KEY, is_chat_model=True, is_function_calling_model=True, max_tokens=200,
-    temperature=1.0, max_retries=0, context_window=1024, additional_kwargs={"seed": 5, "extra_body": NO_THINKING},
-)  # fmt: skip
+
+def llm_up_to(limit: int) -> OpenAILike:
+    return OpenAILike(
+        model=MODEL, api_base=BASE, api_key=KEY, is_chat_model=True, is_function_calling_model=True, max_tokens=limit,
+        temperature=1.0, context_window=1024, additional_kwargs={"seed": 5, "extra_body": NO_THINKING},
+    )  # fmt: skip
+
+
+llm = llm_up_to(200)
 ASKED = [ChatMessage(role="user", content=QUESTION)]
 
 
@@ -26,9 +31,16 @@ def weather(city: Literal["Oslo", "Rome"]) -> str:
     return f"rain in {city}"
 
 
-def chat_and_stream() -> None:
-    whole = llm.chat(ASKED).message.content
-    assert "".join(part.delta or "" for part in llm.stream_chat(ASKED)) == whole != ""
+def messages_of(turns: Turns) -> list[ChatMessage]:
+    return [ChatMessage(role=role, content=text) for role, text in turns]
+
+
+def chat(turns: Turns, limit: int) -> str:
+    return str(llm_up_to(limit).chat(messages_of(turns)).message.content)
+
+
+def chat_stream(turns: Turns, limit: int) -> str:
+    return "".join(part.delta or "" for part in llm_up_to(limit).stream_chat(messages_of(turns)))
 
 
 def tool_loop() -> None:
@@ -47,4 +59,4 @@ def structured_output() -> None:
     assert isinstance(made.raw, Weather)
 
 
-run(chat_and_stream, tool_loop, structured_output)
+run({"chat": Api(chat, chat_stream)}, tool_loop, structured_output)

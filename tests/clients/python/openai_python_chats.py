@@ -1,14 +1,17 @@
-"""Checks openai, as it is installed, against a gateway. Usage: openai_python_chats.py URL"""
+"""Checks openai, as it is installed, against a gateway. Usage: openai_python_chats.py URL KEY"""
 
 from typing import Any, Literal
 
-from checks import ASKED, BASE, CITIES, KEY, MODEL, NO_THINKING, SCHEMA, run
+from checks import BASE, CITIES, KEY, MODEL, NO_THINKING, QUESTION, SCHEMA, Api, Turns, as_messages, run
 from openai import OpenAI
 from pydantic import BaseModel
 
-client = OpenAI(base_url=BASE, api_key=KEY, max_retries=0)
+client = OpenAI(base_url=BASE, api_key=KEY)
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
 SAID: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 1.0, "seed": 5, "extra_body": NO_THINKING}
-MADE: dict[str, Any] = {"model": MODEL, "max_output_tokens": 40, "temperature": 1.0, "extra_body": {"seed": 5}}
+MADE: dict[str, Any] = {
+    "model": MODEL, "max_output_tokens": 40, "temperature": 1.0, "extra_body": {"seed": 5, **NO_THINKING},
+}  # fmt: skip
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "+" WORD ("," WORD)~1..2\nWORD: /[ab]{1,3}/'}
 
@@ -17,17 +20,25 @@ class Weather(BaseModel):
     city: Literal["Oslo", "Rome"]
 
 
-def chat_and_stream() -> None:
-    whole = client.chat.completions.create(messages=ASKED, **SAID).choices[0].message.content
-    parts = client.chat.completions.create(messages=ASKED, stream=True, **SAID)
-    assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == whole != ""
+def chat(turns: Turns, limit: int) -> str:
+    answer = client.chat.completions.create(messages=as_messages(turns), **{**SAID, "max_tokens": limit})
+    return answer.choices[0].message.content or ""
 
 
-def responses_and_stream() -> None:
-    whole = client.responses.create(input=ASKED, **MADE).output_text
-    with client.responses.stream(input=ASKED, **MADE) as stream:
-        assert "".join(each.delta for each in stream if each.type == "response.output_text.delta") == whole
-        assert stream.get_final_response().output_text == whole
+def chat_stream(turns: Turns, limit: int) -> str:
+    parts = client.chat.completions.create(messages=as_messages(turns), stream=True, **{**SAID, "max_tokens": limit})
+    return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+
+
+def response(turns: Turns, limit: int) -> str:
+    return client.responses.create(input=as_messages(turns), **{**MADE, "max_output_tokens": limit}).output_text
+
+
+def response_stream(turns: Turns, limit: int) -> str:
+    with client.responses.stream(input=as_messages(turns), **{**MADE, "max_output_tokens": limit}) as stream:
+        text = "".join(each.delta for each in stream if each.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text
+    return text
 
 
 def tool_loop() -> None:
@@ -66,7 +77,7 @@ def structured_output() -> None:
     assert client.responses.parse(input=ASKED, text_format=Weather, **MADE).output_parsed.city in CITIES
 
 
-def cut_and_continued() -> None:
+def continued_in_place() -> None:
     cut = client.chat.completions.create(messages=ASKED, **{**SAID, "max_tokens": 3}).choices[0]
     assert cut.finish_reason == "length"
     more = {"continue_final_message": True, "add_generation_prompt": False, **NO_THINKING}
@@ -77,4 +88,5 @@ def cut_and_continued() -> None:
     assert client.responses.create(input="Go on.", previous_response_id=short.id, **MADE).output
 
 
-run(chat_and_stream, responses_and_stream, tool_loop, built_in_and_custom_tools, structured_output, cut_and_continued)
+APIS = {"chat": Api(chat, chat_stream), "responses": Api(response, response_stream)}
+run(APIS, tool_loop, built_in_and_custom_tools, structured_output, continued_in_place)

@@ -1,13 +1,19 @@
-"""Checks smolagents, as it is installed, against a gateway. Usage: smolagents_chats.py URL"""
+"""Checks smolagents, as it is installed, against a gateway. Usage: smolagents_chats.py URL KEY"""
 
 from typing import Any
 
-from checks import BASE, CITIES, KEY, MODEL, NO_THINKING, QUESTION, SCHEMA, run
+from checks import BASE, CITIES, KEY, MODEL, NO_THINKING, QUESTION, SCHEMA, Api, Turns, run
 from smolagents import OpenAIModel, Tool
 
 SAID: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 5, "extra_body": NO_THINKING}
 model = OpenAIModel(MODEL, api_base=BASE, api_key=KEY)
-ASKED: list[Any] = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+
+
+def messages_of(turns: Turns) -> list[Any]:
+    return [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in turns]
+
+
+ASKED = messages_of([("user", QUESTION)])
 
 
 class Weather(Tool):
@@ -20,9 +26,13 @@ class Weather(Tool):
         return "rain"
 
 
-def chat_and_stream() -> None:
-    whole = model.generate(ASKED, **SAID).content
-    assert "".join(part.content or "" for part in model.generate_stream(ASKED, **SAID)) == whole != ""
+def chat(turns: Turns, limit: int) -> str:
+    return str(model.generate(messages_of(turns), **{**SAID, "max_tokens": limit}).content)
+
+
+def chat_stream(turns: Turns, limit: int) -> str:
+    parts = model.generate_stream(messages_of(turns), **{**SAID, "max_tokens": limit})
+    return "".join(part.content or "" for part in parts)
 
 
 def tool_loop() -> None:
@@ -38,4 +48,4 @@ def structured_output() -> None:
     assert "city" in str(model.generate(ASKED, response_format=form, **SAID).content)
 
 
-run(chat_and_stream, tool_loop, structured_output)
+run({"chat": Api(chat, chat_stream)}, tool_loop, structured_output)

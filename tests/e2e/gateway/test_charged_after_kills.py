@@ -31,13 +31,13 @@ from penstock.worker.service import WorkerService
 from penstock.worker.startup_report import STARTED
 from tests.support.long_minute import lengthen_minute
 from tests.support.patience import TEST_S, WAIT_S, eventually
+from tests.support.programs.charges import all_charged, published
 from tests.support.programs.fakes import LossyProxy
 from tests.support.programs.gateway_client import bare_client
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_process import GatewayProcess
 from tests.support.programs.worker_harness import QUICK, running_worker, serving
 from tests.support.programs.worker_process import WorkerProcess
-from tests.support.redis_servers.streams import read_stream
 
 QUEUE = "q"
 COMPLETIONS = "/v1/completions"
@@ -86,33 +86,6 @@ async def begun(url: str, secret: Secret, bodies: Sequence[Mapping[str, Any]]) -
     assert not [error for error in found if isinstance(error, Exception)], found
 
 
-async def published(redis: RedisClient) -> int | None:
-    """Returns the tokens of all replies, prompts included; None while one has not ended."""
-    total = 0
-    for name in await redis.keys(keys.reply(QUEUE, "*")):
-        _, last = (await read_stream(redis, str(name)))[-1]
-        if last["type"] != "end":
-            return None
-        total += int(last["prompt_tokens"]) + int(last["completion_tokens"])
-    return total
-
-
-async def all_charged(redis: RedisClient, key_id: str) -> int:
-    """Returns the tokens that a key was charged, once it has no tab left. Another gateway looks at once, not after 15
-    s.
-    """
-    open_tabs: Any = await redis.hkeys(names.key_open(key_id))
-    if open_tabs:
-        await redis.zadd(names.unsettled(), {f"{key_id} {tab}": 0 for tab in open_tabs})
-
-    async def is_settled() -> bool:
-        return not await redis.exists(names.key_open(key_id))
-
-    await eventually(is_settled)
-    counts: Any = await redis.hgetall(names.key_tokens(key_id))
-    return sum(map(int, counts.values()))
-
-
 async def has_started(worker: WorkerProcess) -> None:
     await eventually(lambda: any(event["event"] == STARTED for event in worker.events()))
 
@@ -140,7 +113,7 @@ async def test_what_a_killed_gateway_and_a_killed_worker_leave_is_charged_as_it_
         assert await redis.hlen(names.key_open(secret.key_id)) == NUM_STREAMS
         async with running_worker(redis_url, FakeEngine(max_num_seqs=2 * NUM_STREAMS)):
             charged = await all_charged(redis, secret.key_id)
-    assert charged == await published(redis)
+    assert charged == await published(redis, QUEUE)
     assert charged > NUM_STREAMS * 2 * NUM_TOKENS
 
 
@@ -198,7 +171,7 @@ async def test_with_a_model_that_is_killed_in_the_middle(
         serving(WorkerService(WorkerConfig(**QUICK, name="heir"), redis_url, load)),
     ):
         charged = await all_charged(redis, secret.key_id)
-        assert charged == await published(redis)
+        assert charged == await published(redis, QUEUE)
         headers = {"authorization": f"Bearer {secret.text}", "Idempotency-Key": "1"}
         again = await client.post(COMPLETIONS, json=bodies[1], headers=headers)
         assert again.status_code == 200, again.text

@@ -44,6 +44,10 @@ class Forwarding:
         self._reset |= self._links
         self.cut()
 
+    def lead_to(self, server_port: int) -> None:
+        """Has new connections reach another port."""
+        self._server_port = server_port
+
     async def listen(self) -> None:
         """Begins to listen, on the same port as before if there was one. Existing connections stay."""
         if self._server is not None:
