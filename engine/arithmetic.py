@@ -26,7 +26,8 @@ def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
 
     Unequal ones may still round alike: two kinds of processors count as two kinds of arithmetic. Engines that are
     `batch_invariant` round alike whatever their batches and threads; of the others, threads and the settings that shape
-    batches count too.
+    batches count too. Nothing that is measured counts: where a time at the start chooses, it chooses among equal bits,
+    but for `same_tokens` off.
     """
     return hashlib.sha256(json.dumps(_facts(info, config), sort_keys=True).encode()).hexdigest()[:_CHARS]
 
@@ -38,6 +39,7 @@ def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
         "types": (info.dtype, info.kv_dtype),
         "device": (info.platform, info.device_kind, *(_processor() if info.platform == "cpu" else ())),
         "split": (info.num_devices, config.tensor_parallel, config.expert_parallel),
+        "same_tokens": config.same_tokens,
     }
     if not info.batch_invariant:
         facts["batches"] = [getattr(config, name) for name in _SHAPING]

@@ -95,11 +95,19 @@ class EngineConfig:
     decode_steps: Annotated[
         int | None,
         Setting(
-            "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, as warm-up measures.",
+            "Decode steps in one dispatch while nobody waits; none: 1, or 1 or 8, as warm-up measures, where that "
+            "changes no bit (`batch_invariant`).",
             1,
             64,
         ),
     ] = None
+    same_tokens: Annotated[
+        bool,
+        Setting(
+            "Let no timing at the start choose what may change tokens, so that workers alike have one arithmetic. "
+            "off: the quickest is chosen, which is an arithmetic of its own."
+        ),
+    ] = True
     logprobs_mode: Annotated[
         str,
         Setting(

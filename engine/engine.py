@@ -97,7 +97,7 @@ class Engine:
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
         self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
-        self._decode_steps = deployment.decode_steps  # None: to be measured
+        self._decode_steps = deployment.decode_steps(is_invariant=is_invariant)  # None: to be measured
         self._prefill_share = config.prefill_share
         self._step_memory = StepMemory(config.compile_cache_dir, deployment.model, self._info, geometry, config)
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))

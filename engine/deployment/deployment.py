@@ -223,14 +223,15 @@ class Deployment:
             vocab_size=self.model.vocab_size,
         )
 
-    @property
-    def decode_steps(self) -> int | None:
-        """Decode steps in one dispatch; None if warm-up is to measure which number is fastest.
+    def decode_steps(self, *, is_invariant: bool) -> int | None:
+        """Returns the decode steps in one dispatch; None if warm-up is to measure which number is fastest.
 
-        The default on TPU is one: the next step is dispatched while one runs, so the device does not wait for the host,
-        and each shape of several steps takes long to compile.
+        It measures only where the number changes no bit of the results, or `same_tokens` is off. So a busy machine does
+        not choose another arithmetic than an idle one. The default on TPU is always one: the next step is dispatched
+        while one runs, so the device does not wait for the host, and each shape of several steps takes long to compile.
         """
-        return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
+        is_measured = self.platform != "tpu" and (is_invariant or not self.config.same_tokens)
+        return 1 if self.config.decode_steps is None and not is_measured else self.config.decode_steps
 
     @property
     def length_rule(self) -> LengthRule | None:

@@ -71,6 +71,11 @@ def test_what_is_computed_together_counts_where_it_moves_sums(other: dict[str, A
     assert arithmetic_of(INFO, config) != arithmetic_of(INFO, CONFIG)
 
 
+def test_one_that_a_time_may_choose_is_one_of_its_own() -> None:
+    for info in (INFO, INVARIANT):
+        assert arithmetic_of(info, replace(CONFIG, same_tokens=False)) != arithmetic_of(info, CONFIG)
+
+
 def test_and_so_do_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     of_two = [arithmetic_of(info, CONFIG) for info in (INVARIANT, INFO)]
     monkeypatch.setattr(arithmetic, "num_processors", lambda: 4)

@@ -136,9 +136,13 @@ def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
     here = deployed()
     tpu: Any = SimpleNamespace(platform="tpu")
     on_tpu = replace(here, devices=(tpu,))
-    assert here.decode_steps is None
-    assert on_tpu.decode_steps == 1
-    assert replace(on_tpu, config=EngineConfig(decode_steps=4)).decode_steps == 4
+    off, four = EngineConfig(same_tokens=False), EngineConfig(decode_steps=4)
+    measured = [here.decode_steps(is_invariant=True), replace(here, config=off).decode_steps(is_invariant=False)]
+    assert measured == [None, None]
+    assert here.decode_steps(is_invariant=False) == 1
+    for is_invariant in (True, False):
+        assert replace(on_tpu, config=off).decode_steps(is_invariant=is_invariant) == 1
+        assert replace(on_tpu, config=four).decode_steps(is_invariant=is_invariant) == 4
 
 
 def test_more_devices_than_there_are_is_refused() -> None:

@@ -73,7 +73,7 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> ModelLay
         cache=(*chain.from_iterable(map(attention.abstract_cache, spec.kinds)), *abstract_states(states, placement)),
         num_page_kinds=len(spec.kinds),
         cache_bytes=deployment.pages_bytes(Amount(spec.counts)),
-        decode_steps=deployment.decode_steps or 1,
+        decode_steps=deployment.config.decode_steps or 1,
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
         directory=config.compile_cache_dir,
     )
