@@ -61,3 +61,20 @@ async def test_the_last_event_tells_of_a_stream(
                 [None] * len(usage) if said is None else [False] * (1 + len(usage))
             )
             assert events[-1].get("exact") is said
+
+
+async def nobody_rounds_alike(reply: ScriptedReply) -> None:
+    await reply.own()
+    await reply.chunk("two ")
+    await reply.end("error", code="arithmetic_gone", message="nobody is left")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_that_must_be_exact_may_end_without_a_worker(
+    redis: RedisClient, redis_url: str, path: str
+) -> None:
+    async with asking(redis, redis_url, nobody_rounds_alike) as asked:
+        answer = await asked.post(path, {**BODIES[path], "exact": True})
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+        assert "nobody is left" in answer.text
+        assert asked.request.exact

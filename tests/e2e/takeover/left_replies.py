@@ -29,6 +29,20 @@ from tests.support.redis_servers.streams import add_entry
 SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
 
 
+def undisturbed(engine: Engine, asked: Mapping[str, GenerateRequest]) -> dict[str, list[tuple[str, list[int]]]]:
+    """Returns text and tokens of each choice, as an engine generates them that nobody kills."""
+    preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
+    choices = {name: [("", list[int]())] * each.n for name, each in asked.items()}
+    for each in asked.values():
+        engine.add(to_engine_request(each, preparer.prepare(each), engine.defaults))
+    while engine.has_work():
+        for output in engine.step():
+            own = choices[output.request_id]
+            text, tokens = own[output.index]
+            own[output.index] = (text + output.text, [*tokens, *output.token_ids])
+    return choices
+
+
 def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
     """Returns the outputs of all steps of an undisturbed request."""
     preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(asked)

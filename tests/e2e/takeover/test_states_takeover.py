@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,10 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ReplyEntry
 from penstock.tools.chaos.process import ModelWorker
 from penstock.worker.config import WorkerConfig
-from penstock.worker.intake.admission import to_engine_request
-from penstock.worker.intake.preparation import Preparer
 from penstock.worker.service import WorkerService
+from tests.e2e.takeover.left_replies import undisturbed
 from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import QUICK, Reply, is_queue_empty, read_reply, read_until, serving
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, serving
 from tests.support.redis_servers.streams import add_entry
 
 NUM_TOKENS = 500
@@ -106,20 +104,6 @@ def request(name: str, **fields: Any) -> GenerateRequest:
     return GenerateRequest.model_validate({**asked, "id": name})
 
 
-def undisturbed(engine: Engine, asked: Mapping[str, GenerateRequest]) -> dict[str, list[tuple[str, list[int]]]]:
-    """Returns text and tokens of each choice."""
-    preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
-    choices = {name: [("", list[int]())] * each.n for name, each in asked.items()}
-    for each in asked.values():
-        engine.add(to_engine_request(each, preparer.prepare(each), engine.defaults))
-    while engine.has_work():
-        for output in engine.step():
-            own = choices[output.request_id]
-            text, tokens = own[output.index]
-            own[output.index] = (text + output.text, [*tokens, *output.token_ids])
-    return choices
-
-
 def heir(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
     return serving(WorkerService(WorkerConfig(**QUICK, name="heir"), url, partial(load_model, str(model), config)))
 
@@ -153,10 +137,6 @@ async def test_replies_go_on_in_another_worker_with_the_same_tokens(
         await eventually(lambda: is_queue_empty(redis))
     for name, reply in replies.items():
         assert reply.owners == ["victim", "heir"]
-        assert told(reply, asked[name].n) == expected[name], name
+        assert reply.choices(asked[name].n) == expected[name], name
     assert sum(len(tokens) for _, tokens in expected["stop"]) < 2 * NUM_TOKENS
     assert all(len(tokens) == NUM_TOKENS for name in ("greedy", "two", "penalties") for _, tokens in expected[name])
-
-
-def told(reply: Reply, n: int) -> list[tuple[str, list[int]]]:
-    return [(reply.text(index), reply.tokens(index)) for index in range(n)]

@@ -92,6 +92,10 @@ class Reply:
     def text(self, index: int = 0) -> str:
         return "".join(chunk.text for chunk in self.chunks if chunk.index == index)
 
+    def choices(self, n: int) -> list[tuple[str, list[int]]]:
+        """Returns text and tokens of each choice."""
+        return [(self.text(index), self.tokens(index)) for index in range(n)]
+
     def tokens(self, index: int = 0) -> list[int]:
         """Returns the tokens, each once: fails where the offsets have a gap or an overlap."""
         tokens: list[int] = []
