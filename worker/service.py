@@ -28,7 +28,7 @@ from penstock.serving.exposition import render
 from penstock.serving.listening import shown
 from penstock.serving.readiness import Readiness
 from penstock.serving.refusals import Refusals
-from penstock.worker.card import make_card
+from penstock.worker.card import arithmetic_here, make_card
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
@@ -230,8 +230,9 @@ class WorkerService:
     def _introduce(self, model: Model) -> None:
         _warn_of_ignored(model.defaults)
         health = None if self._health is None else shown(self.config.health_host, self._health.port)
-        queue, worker, redis = self.config.queue, self.config.name, str(self._address)
-        _log.info(STARTED, **describe(model.name, model.info, queue=queue, worker=worker, redis=redis, health=health))
+        where = {"queue": self.config.queue, "worker": self.config.name, "redis": str(self._address)}
+        arithmetic = None if model.info is None else arithmetic_here(model.info)
+        _log.info(STARTED, **describe(model.name, model.info, **where, health=health, arithmetic=arithmetic))
         if model.info is not None:
             _warn_of_missing(model.info)
 

@@ -18,7 +18,14 @@ NO_COMPILER_HINT = "this worker is several times as slow as it could be: install
 
 
 def describe(
-    model: str, info: EngineInfo | None, *, queue: str, worker: str, redis: str, health: str | None
+    model: str,
+    info: EngineInfo | None,
+    *,
+    queue: str,
+    worker: str,
+    redis: str,
+    health: str | None,
+    arithmetic: str | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of the event.
 
@@ -29,6 +36,7 @@ def describe(
         worker: its name.
         redis: the address, without a password.
         health: host and port; None without a health server.
+        arithmetic: as the card names it; None: unknown.
     """
     engine: dict[str, Any] = {}
     if info is not None:
@@ -39,6 +47,8 @@ def describe(
         }  # fmt: skip
         if info.instructions is not None:
             engine["instructions"] = info.instructions
+        if arithmetic is not None:
+            engine |= {"arithmetic": arithmetic, "batch_invariant": info.batch_invariant}
         if info.num_state_slots:
             engine |= {"state_slots": info.num_state_slots, "state_cache_bytes": info.state_cache_bytes}
     return {
@@ -83,6 +93,10 @@ def _states(fields: Mapping[str, Any]) -> str:
     return f"{fields['state_slots']:,} slots in {fields['state_cache_bytes'] / 2**20:,.1f} MiB"
 
 
+def _arithmetic(fields: Mapping[str, Any]) -> str:
+    return f"{fields['arithmetic']}, {'equal bits in any batch' if fields['batch_invariant'] else 'bits by batch'}"
+
+
 def _short(count: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
@@ -96,6 +110,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("attention", "attention", _plain("attention")),
     ("matmul", "matmul", _plain("matmul")),
     ("instructions", "bf16 by", _plain("instructions")),
+    ("arithmetic", "arithmetic", _arithmetic),
     ("kv_cache_tokens", "KV cache", _kv_cache),
     ("state_slots", "states", _states),
     ("queue", "queue", _plain("queue")),

@@ -144,6 +144,22 @@ DELIVERY = (
         (f"{_ENTRIES}::test_only_the_dead_are_retired_and_only_the_empty_removed",),
     ),
     Mutant(
+        "arithmetic-not-asked",
+        "P3: a half-written reply is left to workers that round alike",
+        f"{_LUA}/claims/claim.lua",
+        "if differs and any_arithmetic == '' then return {'other_arithmetic', begun_with or '', rounded_by or ''} end",
+        "",
+        ("tests/protocol/scripts/test_script_claims.py::test_a_reply_that_is_begun_is_left_to_its_arithmetic",),
+    ),
+    Mutant(
+        "left-alike-for-good",
+        "P5: after exact_wait_s any worker goes on",
+        f"{_LUA}/lanes/orphans.lua",
+        "put_back(entry, found, true)",
+        "",
+        ("tests/protocol/scripts/test_script_again.py::test_after_the_time_any_worker_has_it_and_keeps_it",),
+    ),
+    Mutant(
         "call-taken-while-fresh",
         "P10: a call is taken over only once its worker left it alone",
         f"{_LUA}/calls/take.lua",

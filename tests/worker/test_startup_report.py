@@ -57,6 +57,14 @@ def test_people_get_a_table() -> None:
     ]
 
 
+def test_the_arithmetic_is_told() -> None:
+    for is_invariant, said in ((True, "equal bits in any batch"), (False, "bits by batch")):
+        info = dataclasses.replace(INFO, batch_invariant=is_invariant)
+        fields = describe("demo", info, **WHERE, health=None, arithmetic="a1")
+        assert (fields["arithmetic"], fields["batch_invariant"]) == ("a1", is_invariant)
+        assert f"a1, {said}" in as_table(fields)
+
+
 def test_states_are_told_where_there_are_any() -> None:
     held = dataclasses.replace(INFO, num_state_slots=1200, state_cache_bytes=3 << 19)
     fields = describe("demo", held, **WHERE, health=None)

@@ -26,7 +26,8 @@ from tests.support.redis_servers.streams import add_entry
 SIZES: dict[str, Any] = {
     "max_num_seqs": 4, "max_batch_tokens": 16, "num_pages": 400, "max_model_len": 512, "decode_steps": 1,
 }  # fmt: skip
-NATIVE, XLA = ({"attention": kernels, "matmul": kernels} for kernels in ("native", "xla"))
+NATIVE: dict[str, Any] = {"attention": "native", "matmul": "native"}
+XLA: dict[str, Any] = {"attention": "xla", "matmul": "xla"}
 ASKED: dict[str, dict[str, Any]] = {"exact": {"seed": 3, "exact": True}, "free": {"seed": 5}}
 
 
@@ -46,7 +47,7 @@ async def test_one_is_killed_in_the_middle(
     expected = undisturbed(engine, asked)
     assert expected["exact"][0][0] == text[:at]
 
-    def worker(name: str, kernels: dict[str, str]) -> AbstractAsyncContextManager[None]:
+    def worker(name: str, kernels: dict[str, Any]) -> AbstractAsyncContextManager[None]:
         load = partial(load_model, str(MODEL_DIR), EngineConfig(**settings, **kernels))
         return serving(WorkerService(WorkerConfig(**QUICK, name=name), redis_url, load))
 
