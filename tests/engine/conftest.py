@@ -31,7 +31,7 @@ def compiled_once(compile_cache: Path) -> None:
 def kept_there_again(compile_cache: Path) -> Iterator[None]:
     """Leads programs back to the run's folder after a test that chose another one, which is set for the process."""
     yield
-    if jax.config.read("jax_compilation_cache_dir") != str(compile_cache):
+    if jax.config.values["jax_compilation_cache_dir"] != str(compile_cache):
         keep_compilations(compile_cache)
         reset_cache()
 
