@@ -102,8 +102,8 @@ struct Form<float> {
 
 template <>
 struct Form<BFloat16> {
-  using KeyKind = BFloat16Pairs;
-  using ValueKind = BFloat16Pairs;
+  using KeyKind = BFloat16Pairs<kTileWords>;
+  using ValueKind = BFloat16Pairs<kEven / 2>;  // of so many tokens whole pages consist
   static constexpr int64_t kWordRows = 1;
 
   template <typename Q>

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kernels.h"
+#include "tiles.h"
 
 namespace penstock {
 namespace attention {
@@ -18,12 +19,15 @@ namespace attention {
 // sum += x * w, by lanes.
 struct Floats {
   using Sum = Vector;
+  static constexpr int64_t kBlock = 0;
   static Sum Dot(Sum sum, Words x, Words w) { return sum + (Vector)x * (Vector)w; }
 };
 
-// Sums two products, in f32.
+// Sums two products, in f32. With tiles (tiles.h) kWords words make a block, which is summed by itself.
+template <int64_t kWords>
 struct BFloat16Pairs {
   using Sum = Vector;
+  static constexpr int64_t kBlock = kHasTiles ? kWords : 0;
   static Sum Dot(Sum sum, Words x, Words w) {
 #if defined(__AVX512BF16__)
     return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
@@ -65,12 +69,14 @@ inline Ints DotBytes(Ints sum, Words plain, Words with_sign) {
 // Codes of keys, plus 128, times bytes of queries: the result is too large by 128 times the sum of those.
 struct KeyBytes {
   using Sum = Ints;
+  static constexpr int64_t kBlock = 0;
   static Sum Dot(Sum sum, Words x, Words w) { return DotBytes(sum, w ^ 0x80808080u, x); }
 };
 
 // Codes of values times bytes of weights, which are unsigned.
 struct ValueBytes {
   using Sum = Ints;
+  static constexpr int64_t kBlock = 0;
   static Sum Dot(Sum sum, Words x, Words w) { return DotBytes(sum, x, w); }
 };
 
@@ -83,11 +89,30 @@ struct Matrix {
 constexpr int kFewRows = 8;  // rows in one tile: the matrix, which may come from memory, is read once
 constexpr int kSecondLevel = 2;  // cache level that can have more lines in flight than the first
 
+// AddTile where tiles sum, for rows that are too few for them: each block has chains of sums of its own.
+template <typename Kind, int R, int V>
+inline void AddBlocks(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t depth, int64_t ahead,
+                      Vector (&sums)[R][V]) {
+  const uint32_t* from = w.data;
+  for (int64_t done = 0; done < depth; done += Kind::kBlock) {
+    Chains chains[R][V];
+    for (int64_t k = done; k < std::min(done + Kind::kBlock, depth); ++k, from += w.stride)
+      for (int v = 0; v < V; ++v) {
+        const Words row = LoadWords(from + v * kLanes);
+        __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
+        for (int r = 0; r < R; ++r) chains[r][v].Add(x.data[r * x.stride + k], row);
+      }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) sums[r][v] = chains[r][v].AddedTo(sums[r][v]);
+  }
+}
+
 // sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. If few rows read w, which then comes from memory, it
 // prefetches what lies `ahead` bytes after it.
 template <typename Kind, int R, int V>
 inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t depth, int64_t ahead,
                     typename Kind::Sum (&sums)[R][V]) {
+  if constexpr (Kind::kBlock > 0) return AddBlocks<Kind>(x, w, depth, ahead, sums);
   const uint32_t* from = w.data;
   for (int64_t k = 0; k < depth; ++k, from += w.stride) {
     Words row[V];
@@ -102,9 +127,9 @@ inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t 
   }
 }
 
-// Number of vectors in a tile of R rows whose sums stay in registers.
-constexpr int Width(int rows) {
-  const int sums = kRows * kVectors;
+// Number of vectors in a tile of R rows whose sums stay in registers, also those of chains.
+constexpr int Width(int rows, bool has_chains) {
+  const int sums = has_chains ? kRows * kVectors / 3 : kRows * kVectors;
   return 4 * rows <= sums ? 4 : 2 * rows <= sums ? 2 : 1;
 }
 
@@ -128,9 +153,9 @@ inline void MultiplyColumns(Matrix<const uint32_t> x, const Span* spans, int64_t
 
 // A function of its own, so that profiles and the tests of the library's instructions can find it.
 template <typename Kind, int R>
-__attribute__((noinline)) void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
-                         int64_t columns, Matrix<uint32_t> out) {
-  constexpr int V = Width(R);
+__attribute__((noinline)) void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth,
+                                            int64_t whole_depth, int64_t columns, Matrix<uint32_t> out) {
+  constexpr int V = Width(R, Kind::kBlock > 0);
   int64_t c = 0;
   for (; c + V * kLanes <= columns; c += V * kLanes)
     MultiplyColumns<Kind, R, V>(x, spans, depth, whole_depth, c, out);
@@ -147,10 +172,82 @@ inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Span* span
   ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(x, spans, depth, whole_depth, columns, out) : void()), ...);
 }
 
+// out[kDown tiles][kAcross tiles] = x * the spans, from word `begin` to `end` of the depth and by `words` of them at once;
+// it adds to out unless `begin` is 0. If few rows read the spans, it prefetches as AddTile does.
+template <int kDown, int kAcross>
+inline void MultiplyTiles(Tiles& tiles, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t begin,
+                          int64_t end, int64_t words, int64_t c, Matrix<uint32_t> out) {
+  const auto place = [&](int down, int across) {
+    return out.data + down * kTileRows * out.stride + c + across * kTileWords;
+  };
+  Repeat<kDown>([&](auto down) {
+    Repeat<kAcross>([&](auto across) {
+      constexpr int kSums = SumsTile<kDown>(down(), across());
+      if (begin == 0) tiles.Clear<kSums>();
+      else tiles.Load<kSums>(place(down(), across()), out.stride * 4);
+    });
+  });
+  for (int64_t k = begin; k < end; k += words) {
+    const Span& span = spans[k / depth];
+    const uint32_t* from = span.words + k % depth * span.stride + c;
+    if (kDown == 1)
+      for (int64_t i = 0; i < words; ++i)
+        for (int across = 0; across < kAcross; ++across)
+          __builtin_prefetch(reinterpret_cast<const char*>(from + i * span.stride + across * kTileWords) + span.ahead,
+                             0, kSecondLevel);
+    Repeat<kDown>([&](auto down) {
+      tiles.Load<4 + down()>(x.data + down() * kTileRows * x.stride + k, x.stride * 4);
+    });
+    Repeat<kAcross>([&](auto across) {
+      constexpr int kWeights = 6 + across() % 2;
+      tiles.Load<kWeights>(from + across() * kTileWords, span.stride * 4);
+      Repeat<kDown>([&](auto down) {
+        tiles.DotBFloat16<SumsTile<kDown>(down(), across()), 4 + down(), kWeights>();
+      });
+    });
+  }
+  Repeat<kDown>([&](auto down) {
+    Repeat<kAcross>([&](auto across) {
+      tiles.Store<SumsTile<kDown>(down(), across())>(place(down(), across()), out.stride * 4);
+    });
+  });
+}
+
+// The same as Multiply, by tiles. Blocks lie in one span each, or there is one span.
+template <typename Kind>
+__attribute__((noinline)) void MultiplyByTiles(Tiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Span* spans,
+                                               int64_t depth, int64_t whole_depth, int64_t columns,
+                                               Matrix<uint32_t> out) {
+  const auto part = [&](int64_t begin, int64_t end, int64_t words) {
+    for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
+      const int64_t upper = std::min(kTileRows, rows - row), lower = std::min(kTileRows, rows - row - upper);
+      const Matrix<const uint32_t> from{x.data + row * x.stride, x.stride};
+      const Matrix<uint32_t> to{out.data + row * out.stride, out.stride};
+      tiles.Shape(upper, lower, words);
+      int64_t c = 0;
+      if (lower > 0)
+        for (; c + 2 * kTileWords <= columns; c += 2 * kTileWords)
+          MultiplyTiles<2, 2>(tiles, from, spans, depth, begin, end, words, c, to);
+      else
+        for (; c + 4 * kTileWords <= columns; c += 4 * kTileWords)
+          MultiplyTiles<1, 4>(tiles, from, spans, depth, begin, end, words, c, to);
+      for (; c < columns; c += kTileWords)
+        if (lower > 0) MultiplyTiles<2, 1>(tiles, from, spans, depth, begin, end, words, c, to);
+        else MultiplyTiles<1, 1>(tiles, from, spans, depth, begin, end, words, c, to);
+    }
+  };
+  const int64_t whole = whole_depth / Kind::kBlock * Kind::kBlock;
+  if (whole > 0) part(0, whole, Kind::kBlock);
+  if (whole < whole_depth) part(whole, whole_depth, whole_depth - whole);
+}
+
 // out[rows][columns] = x[rows][whole_depth] * spans; `columns` is a multiple of kLanes.
 template <typename Kind>
-void Multiply(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
+void Multiply(TaskTiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
               int64_t columns, Matrix<uint32_t> out) {
+  if constexpr (Kind::kBlock > 0)
+    if (rows >= kFewestTileRows && columns % kTileWords == 0)
+      return MultiplyByTiles<Kind>(tiles, rows, x, spans, depth, whole_depth, columns, out);
   for (; rows > kFewRows; rows -= kRows, x.data += kRows * x.stride, out.data += kRows * out.stride)
     MultiplyRows<Kind, kRows>(x, spans, depth, whole_depth, columns, out);
   MultiplyFew<Kind>(rows, x, spans, depth, whole_depth, columns, out, std::make_integer_sequence<int, kFewRows>());

@@ -166,6 +166,13 @@ class Walk {
     Span keys[kMostSpans], values[kMostSpans];
   };
 
+  // Words of a row of weights that are multiplied by values. Blocks are whole, so that a row's sums do not depend on the
+  // last key that other rows see: further weights are 0.
+  int64_t ValueWords(int64_t count) const {
+    constexpr int64_t kBlock = std::max<int64_t>(1, Form<C>::ValueKind::kBlock);
+    return RoundUp(CeilDivide(count, kPack), kBlock);
+  }
+
   int64_t Token(int64_t row) const { return block_.first_token + row / shape_.group(); }
   int64_t Element(int64_t head, int64_t row) const {  // row = query * group + head within the group
     return (head * shape_.group() + row % shape_.group()) * shape_.head_dim;
@@ -178,12 +185,12 @@ class Walk {
     const int64_t span_keys = shape_.is_even() ? shape_.page_size : padded_stride_;
     for (int64_t s = 0; s < stride.num_spans; ++s)
       Multiply<typename Form<C>::KeyKind>(
-          rows_ * kWordRows, {queries_.data, depth_}, &stride.keys[s], depth_, depth_,
+          tiles_, rows_ * kWordRows, {queries_.data, depth_}, &stride.keys[s], depth_, depth_,
           RoundUp(std::min(span_keys, stride.count - s * span_keys), kLanes),
           {products_.data + s * span_keys, products_.stride});
     Weigh(first, stride.count, part);
-    Multiply<typename Form<C>::ValueKind>(rows_ * kWordRows, {weights_.data, weights_.stride}, stride.values,
-                                          span_keys / kPack, CeilDivide(stride.count, kPack), width_, products_);
+    Multiply<typename Form<C>::ValueKind>(tiles_, rows_ * kWordRows, {weights_.data, weights_.stride}, stride.values,
+                                          span_keys / kPack, ValueWords(stride.count), width_, products_);
     for (int64_t i = 0; i < rows_; ++i) {
       uint32_t* words = products_.data + i * kWordRows * products_.stride;
       Form<C>::Sums({words, products_.stride}, width_, factors_[i]);
@@ -208,7 +215,7 @@ class Walk {
       for (int64_t i = begin; i < end; ++i) {
         float* scores = reinterpret_cast<float*>(products_.data + i * kWordRows * products_.stride);
         const Weighed weighed =
-            Form<C>::Weights(scores, RoundUp(count, kLanes), scale, part.tops[i], value_scales_,
+            Form<C>::Weights(scores, RoundUp(count, kEven), scale, part.tops[i], value_scales_,
                              {weights_.data + i * kWordRows * weights_.stride, weights_.stride});
         factors_[i] = weighed.factor;
         float* total = part.totals + i * kLanes;
@@ -221,7 +228,7 @@ class Walk {
   // see become kUnseen.
   float LargestScore(int64_t i, int64_t first, int64_t count) {
     const int64_t position = block_.position + i / shape_.group(), window = options_.window;
-    const int64_t padded = RoundUp(count, kLanes);
+    const int64_t padded = RoundUp(count, kEven);
     const int64_t begin = window > 0 ? std::clamp<int64_t>(position - window + 1 - first, 0, count) : 0;
     const int64_t end = std::clamp(position + 1 - first, begin, count);
     uint32_t* products = products_.data + i * kWordRows * products_.stride;
@@ -273,7 +280,7 @@ class Walk {
   // Gathers the keys of a stride, for pages or heads whose sizes are not whole vectors.
   Stride Gathered(int64_t head, int64_t first) {
     const int64_t count = std::min(stride_, block_.end_key - first);
-    const int64_t value_words = CeilDivide(count, kPack) * width_;
+    const int64_t value_words = ValueWords(count) * width_;
     uint32_t* key_words = scratch_.keys.Get(depth_ * padded_stride_);
     uint32_t* words = scratch_.values.Get(value_words);
     std::memset(key_words, 0, depth_ * padded_stride_ * 4);
@@ -314,6 +321,8 @@ class Walk {
   const Cache<C>& cache_;
   Scratch& scratch_;
   const int64_t rows_, stride_, width_, depth_, padded_stride_;
+  const TaskRounding rounding_{};
+  TaskTiles tiles_;
   Matrix<uint32_t> queries_, products_, weights_;
   QueryScale* scales_;
   float *corrections_, *factors_;

@@ -6,9 +6,6 @@
 #ifndef PENSTOCK_TILE_MATMUL_H_
 #define PENSTOCK_TILE_MATMUL_H_
 
-#include <type_traits>
-#include <utility>
-
 #include "ahead.h"
 #include "tiles.h"
 
@@ -23,16 +20,6 @@ struct Int8Words {
   template <int sums, int x, int weights>
   static void Dot(Tiles& tiles) { tiles.DotInt8<sums, x, weights>(); }
 };
-
-// Calls `call` with 0 to kCount - 1 as compile-time constants.
-template <int... i, typename Call>
-inline void ForEachOf(std::integer_sequence<int, i...>, Call call) {
-  (call(std::integral_constant<int, i>{}), ...);
-}
-template <int kCount, typename Call>
-inline void Repeat(Call call) {
-  ForEachOf(std::make_integer_sequence<int, kCount>{}, call);
-}
 
 struct Lines {
   const char* data;
@@ -50,11 +37,12 @@ template <typename Kind, int kDown, int kAcross>
 inline void MultiplyTiles(Tiles& tiles, Lines x, const char* weights, int64_t steps, char* sums, Ahead* ahead) {
   constexpr int64_t kPanelBytes = 4 * kPanel;
   constexpr int64_t kFetches = kTileWords * kAcross * kTileBytes / kPanelBytes;  // a word of depth each
-  constexpr auto kSums = [](int down, int across) { return kDown == 1 ? across : 2 * down + across; };
   constexpr int64_t kStep = kTileWords * kPanelBytes;
   const auto place = [&](int down, int across) { return sums + down * kTileRows * kPanelBytes + across * kTileBytes; };
   Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) { tiles.Load<kSums(down(), across())>(place(down, across), kPanelBytes); });
+    Repeat<kAcross>([&](auto across) {
+      tiles.Load<SumsTile<kDown>(down(), across())>(place(down, across), kPanelBytes);
+    });
   });
   for (int64_t step = 0; step < steps; ++step, weights += kStep, x.data += kTileBytes) {
     if (ahead != nullptr && ahead->bytes > 0)
@@ -63,11 +51,15 @@ inline void MultiplyTiles(Tiles& tiles, Lines x, const char* weights, int64_t st
     Repeat<kAcross>([&](auto across) {
       constexpr int kWeights = 6 + across() % 2;
       tiles.Load<kWeights>(weights + across() * kTileBytes, kPanelBytes);
-      Repeat<kDown>([&](auto down) { Kind::template Dot<kSums(down(), across()), 4 + down(), kWeights>(tiles); });
+      Repeat<kDown>([&](auto down) {
+        Kind::template Dot<SumsTile<kDown>(down(), across()), 4 + down(), kWeights>(tiles);
+      });
     });
   }
   Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) { tiles.Store<kSums(down(), across())>(place(down, across), kPanelBytes); });
+    Repeat<kAcross>([&](auto across) {
+      tiles.Store<SumsTile<kDown>(down(), across())>(place(down, across), kPanelBytes);
+    });
   });
 }
 

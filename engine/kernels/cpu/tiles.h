@@ -12,6 +12,7 @@
 #define PENSTOCK_TILES_H_
 
 #include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 
@@ -65,6 +66,12 @@ struct Chains {
   Vector AddedTo(Vector sum) const { return Settled(sum + Settled(even + odd)); }
 };
 
+// The tile of sums in a block of kDown rows of tiles.
+template <int kDown>
+constexpr int SumsTile(int down, int across) {
+  return kDown == 1 ? across : 2 * down + across;
+}
+
 // While it lives, this thread takes denormals for zeros. XLA's threads always do.
 class DenormalsAreZero {
  public:
@@ -91,6 +98,16 @@ class DenormalsAreZero {
   uint64_t before_;
 #endif
 };
+
+// Calls `call` with 0 to kCount - 1 as compile-time constants, as tiles are named by them.
+template <int... i, typename Call>
+inline void ForEachOf(std::integer_sequence<int, i...>, Call call) {
+  (call(std::integral_constant<int, i>{}), ...);
+}
+template <int kCount, typename Call>
+inline void Repeat(Call call) {
+  ForEachOf(std::make_integer_sequence<int, kCount>{}, call);
+}
 
 // ---- Tiles
 
@@ -127,6 +144,10 @@ class Tiles {
   template <int tile>
   void Load(const void* from, int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(tile), "r"(from), "r"(stride) : "memory");
+  }
+  template <int tile>
+  void Clear() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(tile));
   }
   template <int tile>
   void Store(void* to, int64_t stride) {
@@ -167,6 +188,10 @@ class Tiles {
     Tile& to = tiles_[tile];
     for (int64_t row = 0; row < to.rows; ++row)
       std::memcpy(to.data[row], static_cast<const char*>(from) + row * stride, 4 * to.words);
+  }
+  template <int tile>
+  void Clear() {
+    std::memset(tiles_[tile].data, 0, sizeof tiles_[tile].data);
   }
   template <int tile>
   void Store(void* to, int64_t stride) {

@@ -15,11 +15,13 @@ from tests.support.packages import ROOT
 HERE = Path(__file__).parent
 NATIVE = ROOT / "engine" / "kernels" / "cpu"
 
-# For each, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
+# For each -march and further flags, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
 PROCESSORS: dict[str, str | None] = {
     "x86-64": "sse2",
     "haswell": "avx2",
+    "haswell -DPENSTOCK_TILES=2": "avx2",
     "skylake-avx512": "avx512bw",
+    "skylake-avx512 -DPENSTOCK_TILES=2": "avx512bw",
     "armv8-a": None,
     "armv8.2-a+dotprod": None,
     "armv8.2-a+dotprod+i8mm+bf16": None,
@@ -43,12 +45,12 @@ def runner_of(processor: str) -> tuple[str, list[str]]:
 def test_attention_is_right_on_other_processors(processor: str, tmp_path: Path) -> None:
     compiler, runner = runner_of(processor)
     program = str(tmp_path / "check")
-    flags = [*(flag for flag in FLAGS if flag != "-fPIC"), "-static", f"-march={processor}"]
+    flags = [*(flag for flag in FLAGS if flag != "-fPIC"), "-static", *f"-march={processor}".split()]
     includes = [f"-I{jax.ffi.include_dir()}", f"-I{NATIVE}"]
     subprocess.run([compiler, *flags, *includes, str(HERE / "attention_check.cc"), "-o", program], check=True)
     found = subprocess.run([*runner, program], check=True, capture_output=True, text=True).stdout
     differences = [list(map(float, line.split())) for line in found.splitlines()]
-    assert len(differences) == 4
+    assert len(differences) == 5
     for full, half, codes in differences:
         assert full < 1e-6
         assert half < 3e-3
