@@ -16,6 +16,6 @@ from penstock.tools.plan import Plan
 
 def plan(model: ModelConfig, topology: str, config: EngineConfig, **options: Any) -> Plan:
     """Makes a plan like the product's, from what was kept of the same functions, unless `config` has a folder."""
-    kept = Path(jax.config.read("jax_compilation_cache_dir"))
+    kept = Path(jax.config.values["jax_compilation_cache_dir"])
     folder = config.compile_cache_dir or kept
     return tools.plan(model, topology, replace(config, compile_cache_dir=folder), **options)

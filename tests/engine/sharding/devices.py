@@ -42,7 +42,7 @@ def said_by(module: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),  # with torch, which helpers that write checkpoints import
-        "JAX_COMPILATION_CACHE_DIR": jax.config.read("jax_compilation_cache_dir"),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
     }
     command = [sys.executable, "-m", module, *arguments]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=wait_s, check=False)
@@ -52,7 +52,7 @@ def said_by(module: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
 
 def keep_as_told() -> None:
     """Keeps what this process compiles where the process keeps it that started it."""
-    keep_compilations(Path(jax.config.read("jax_compilation_cache_dir")))
+    keep_compilations(Path(jax.config.values["jax_compilation_cache_dir"]))
 
 
 def once(file: Path, compute: Callable[[], Runs]) -> Runs:
