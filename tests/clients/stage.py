@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -189,16 +189,18 @@ class Stage:
     @asynccontextmanager
     async def _held(self, known: frozenset[str]) -> AsyncIterator[str]:
         """Waits for text of a reply that is not known; workers hold it until the block ends."""
+        kinds: dict[str, list[str]] = {}  # of entries, by their replies
+
+        async def has_begun() -> bool:
+            for name in await replies(self._redis, QUEUE) - known:
+                kinds[name] = [fields["type"] for _, fields in await read_stream(self._redis, name)]
+            return any("chunk" in each for each in kinds.values())
+
         try:
-            begun: list[str] = []
-
-            async def has_begun() -> bool:
-                for name in await replies(self._redis, QUEUE) - known:
-                    entries = await read_stream(self._redis, name)
-                    begun.extend([name] if entries[-1][1]["type"] == "chunk" else [])
-                return bool(begun)
-
-            await eventually(has_begun)
+            with suppress(AssertionError):
+                await eventually(has_begun)
+            begun = [name for name, each in kinds.items() if "chunk" in each]
+            assert begun, f"nothing to disturb: {kinds}"
             yield begun[0]
         finally:
             self._workers.hold.unlink()
