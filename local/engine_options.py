@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     prefix_caching: bool
     decode_steps: int | None
+    same_tokens: bool
     prefill_share: float
     logprobs_mode: str
     speculation: str

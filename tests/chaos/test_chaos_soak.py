@@ -29,6 +29,7 @@ KEPT = {
     keys.requests("soak"), keys.calls("soak"), keys.heartbeat("soak", "w"), keys.serving("soak"), keys.card("soak"),
     keys.queues(), keys.service("soak"), keys.weights("soak"), keys.load("soak"), keys.workers("soak"),
     keys.room("soak"), keys.nudges("soak", "w"), keys.report("soak", "w"), keys.reports("soak"),
+    keys.lapses("soak"), keys.alike("soak", "/"), keys.heartbeat("soak", f"{keys.UNOWNED}//"),
 }  # fmt: skip
 
 pytestmark = [

@@ -215,7 +215,9 @@ async def _forget(redis: RedisClient, history: History, queue: str) -> None:
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
     of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of tenants that wait there are none
-    of_lanes = (*of_tenants, keys.backlog, keys.load, keys.workers, keys.homes, keys.room, keys.passed)
+    of_lanes = (
+        *of_tenants, keys.backlog, keys.load, keys.workers, keys.homes, keys.room, keys.passed, keys.orphaned,
+    )  # fmt: skip
     of_workers = (keys.looked, keys.reports)
     pipeline.delete(keys.requests(queue), keys.calls(queue), *(key(queue) for key in (*of_lanes, *of_workers)))
     await pipeline.execute()

@@ -79,7 +79,8 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, list[Output]]:
         engine.add(request)
     while engine.has_work():
         for output in engine.step():
-            outputs[output.request_id].append(output)
+            if output.prefill is None:
+                outputs[output.request_id].append(output)
     return outputs
 
 

@@ -136,7 +136,8 @@ def test_doctor_finds_nothing_wrong_with_the_file(file: Path) -> None:
     assert {name: finding.status for name, finding in found.items()} == dict.fromkeys(found, "ok")
     assert found["model"].detail == f"llama, 2 layers, 128 positions, in {file}"
     assert found["tokenizer"].detail == "267 tokens, with a chat template"
-    assert found["generation"].detail == f"temperature 1, ends at [{EOS}]"
+    assert found["generation"].detail.startswith("temperature 1, top_p 1")
+    assert found["generation"].detail.endswith(f"(from metadata of the GGUF file); ends at [{EOS}]")
 
 
 ORACLES: dict[str, dict[str, Any]] = {

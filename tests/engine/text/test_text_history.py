@@ -164,8 +164,8 @@ def test_every_template_takes_it_and_shows_every_word(name: str, is_named: bool)
 
 
 BY_KEY = {
-    "gemma", "glm", "hy_v3", "hy_v3_opensource", "lfm2_5", "llama_pythonic", "minimax_m2", "olmo3", "qwen3_coder",
-    "seed_oss", "system_first",
+    "deepseek_v32", "deepseek_v4", "gemma", "glm", "hy_v3", "hy_v3_opensource", "lfm2_5", "llama_pythonic",
+    "minimax_m2", "olmo3", "qwen3_coder", "seed_oss", "system_first",
 }  # fmt: skip
 """Templates that write arguments key by key, so that they can show no others than objects."""
 

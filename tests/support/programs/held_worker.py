@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from penstock.cli import main
@@ -13,18 +14,27 @@ NUM_TOKENS = 8
 
 
 def hold(file: Path) -> None:
-    """Has engines wait for the end of the file once they have given a few tokens while it was there."""
+    """Has engines wait for the end of the file once they have given a few tokens of a request newer than the file.
+
+    Replies that were there before, which somebody may have left, do not count.
+    """
     step = Engine.step
-    num_tokens, since = 0, None
+    seen: set[str] = set()  # requests, until the file was made
+    num_tokens: Counter[str] = Counter()  # of requests that came later
+    since = None
 
     def held(engine: Engine) -> list[Output]:
-        nonlocal num_tokens, since
+        nonlocal since
         if (now := _made_at(file)) != since:
-            num_tokens, since = 0, now
-        while num_tokens >= NUM_TOKENS and file.exists():
+            seen.update(num_tokens)
+            num_tokens.clear()
+            since = now
+        while max(num_tokens.values(), default=0) >= NUM_TOKENS and file.exists():
             time.sleep(0.005)
         outputs = step(engine)
-        num_tokens += sum(len(output.token_ids) for output in outputs)
+        for output in outputs:
+            if output.request_id not in seen:
+                num_tokens[output.request_id] += len(output.token_ids)
         return outputs
 
     Engine.step = held  # type: ignore[method-assign, assignment]
