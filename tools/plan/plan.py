@@ -9,7 +9,7 @@ from operator import mul
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import useful_pages
-from penstock.engine.deployment.deployment import Deployment, usable
+from penstock.engine.deployment.deployment import usable
 from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.models import ModelConfig
@@ -166,38 +166,45 @@ def plan(
             error in the compiler's figures.
     """
     layout = lay_out(model, topology, config)
-    deployment, chip, geometry = layout.deployment, layout.chip, layout.geometry
-    if context >= geometry.max_model_len:
+    if context >= layout.geometry.max_model_len:
         raise ConfigError(
             f"context {context} leaves no room for another token: the longest sequence here has "
-            f"{geometry.max_model_len} tokens"
+            f"{layout.geometry.max_model_len} tokens"
         )
     start = time.perf_counter()
-    kinds = _kinds(geometry, layout.compiler.decode_steps, only)
+    kinds = _kinds(layout.geometry, layout.compiler.decode_steps, only)
     if min(processes, len(kinds)) > 1:
         buckets = compiled_by_processes(PlanInputs(model, topology, config), kinds, processes, progress)
     else:
         buckets = compiled_in_turn(layout.compiler, kinds, progress)
-    seconds = time.perf_counter() - start
-    estimates = _Estimates(deployment, chip, layout, buckets)
-    made = Plan(
+    made = _made_of(layout, topology, buckets, time.perf_counter() - start, context)
+    _check_fit(made)
+    _check_times(made)
+    return made
+
+
+def _made_of(layout: ModelLayout, topology: str, buckets: tuple[Bucket, ...], compile_s: float, context: int) -> Plan:
+    """Puts a plan together from where everything lies and what was compiled."""
+    deployment, compiler, config = layout.deployment, layout.compiler, layout.deployment.config
+    estimates = _Estimates(layout, buckets)
+    return Plan(
         topology=topology,
         tensor=config.tensor_parallel,
         expert=config.expert_parallel,
         replicas=layout.num_devices // config.num_devices,
-        chip=chip,
+        chip=layout.chip,
         attention=deployment.attention.name,
         model=deployment.model,
         kv_dtype=deployment.kv_dtype,
-        decode_steps=layout.compiler.decode_steps,
+        decode_steps=compiler.decode_steps,
         page_size=layout.spec.page_size,
         kind_bytes=deployment.kind_bytes,
         page_padding=deployment.page_padding,
         needs=deployment.needs,
         pages=Amount(layout.spec.counts),
-        most_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),
-        max_model_len=geometry.max_model_len,
-        cache_bytes=layout.compiler.cache_bytes,
+        most_pages=useful_pages(replace(deployment, max_model_len=layout.geometry.max_model_len)),
+        max_model_len=layout.geometry.max_model_len,
+        cache_bytes=compiler.cache_bytes,
         num_states=layout.spec.num_states,
         slot_bytes=deployment.state_bytes,
         state_interval=deployment.state_interval,
@@ -206,16 +213,13 @@ def plan(
         vocab_padding_bytes=vocab_padding_bytes(deployment.model, deployment.placement),
         sampling_bytes=deployment.sampling_bytes,
         buckets=buckets,
-        compile_s=seconds,
+        compile_s=compile_s,
         decode=estimates.decode(context),
         decode_filtered=estimates.decode(context, filtered=True),
         decode_one_asks=estimates.decode(context, filtered=True, asking=_Asking.ONE),
         decode_all_options=estimates.decode(context, filtered=True, asking=_Asking.ALL),
         prefill=estimates.prefill(),
     )
-    _check_fit(made)
-    _check_times(made)
-    return made
 
 
 def _check_times(made: Plan) -> None:
@@ -267,14 +271,14 @@ class _Asking(enum.Enum):
 class _Estimates:
     """Estimates of steps whose pages fit at once."""
 
-    def __init__(self, deployment: Deployment, chip: Chip, layout: ModelLayout, buckets: tuple[Bucket, ...]) -> None:
-        self._deployment, self._chip, self._layout = deployment, chip, layout
+    def __init__(self, layout: ModelLayout, buckets: tuple[Bucket, ...]) -> None:
+        self._layout = layout
         self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
 
     def decode(self, context: int, *, filtered: bool = False, asking: _Asking = _Asking.NONE) -> tuple[Step, ...]:
         """Estimates decode steps in which rows have filters or not, and some of them every option."""
-        fitting = self._deployment.needs.sequences(usable(self._layout.spec), context + 1)
-        most = min(self._deployment.config.max_num_seqs, fitting)
+        fitting = self._layout.deployment.needs.sequences(usable(self._layout.spec), context + 1)
+        most = min(self._layout.deployment.config.max_num_seqs, fitting)
         steps = []
         for batch in sorted({size for size in (1, 32, 64, 128) if size <= most} | ({most} if most else set())):
             backbone = self._found.get(("backbone", self._layout.geometry.token_bucket(batch)))
@@ -283,7 +287,7 @@ class _Estimates:
                 continue
             traffic = head.full_traffic if filtered and asking is not _Asking.ONE else head.traffic
             if backbone.traffic.hbm_bytes and traffic.hbm_bytes:
-                parts = self._deployment, self._chip, batch, context, backbone.traffic, traffic
+                parts = self._layout.deployment, self._layout.chip, batch, context, backbone.traffic, traffic
                 steps.append(decode_step(*parts, is_drawn=filtered, waited_s=_waited_s(backbone)))
         return tuple(steps)
 
@@ -292,7 +296,7 @@ class _Estimates:
         num_tokens = max(self._layout.geometry.token_buckets)
         backbone, head = self._found.get(("backbone", num_tokens)), self._least("head", 1)
         programs = () if backbone is None or head is None else (backbone.traffic, head.traffic)
-        return prefill_step(self._deployment, self._chip, num_tokens, programs, _waited_s(backbone))
+        return prefill_step(self._layout.deployment, self._layout.chip, num_tokens, programs, _waited_s(backbone))
 
     def _least(self, kind: str, rows: int) -> Bucket | None:
         """Returns the smallest bucket with at least `rows` rows, or None."""

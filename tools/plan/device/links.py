@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.tools.plan.device.chips import Chip
-from penstock.tools.plan.device.hlo import Computation, HloModule, Instruction
+from penstock.tools.plan.device.hlo import HloModule
+from penstock.tools.plan.device.hlo_text import Computation, Instruction
 from penstock.tools.plan.device.roofline import all_reduce_s
 
 
