@@ -192,10 +192,8 @@ class FakeEngine:
         return [_output(row, (), row.speech.finish()) for row in aborted]
 
     def _prefilled(self, row: _Row) -> Output:
-        num_tokens, num_done = (
-            len(row.request.prompt_token_ids) + len(row.tokens),
-            self._prefill_steps - row.prefill_left,
-        )
+        num_tokens = len(row.request.prompt_token_ids) + len(row.tokens)
+        num_done = self._prefill_steps - row.prefill_left
         prefill = Prefill(num_tokens * num_done // (self._prefill_steps + 1), num_tokens)
         return replace(_output(row, (), Said()), prefill=prefill)
 

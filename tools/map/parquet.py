@@ -55,11 +55,7 @@ class ParquetRows(Rows):
                     for columns in batch.to_pylist():
                         number += 1
                         yield Row(number, columns, as_json(columns).encode(errors="backslashreplace"))
-        except (
-            OSError,
-            ValueError,
-            pa.ArrowException,
-        ) as error:  # ValueError: nanoseconds, which Python has no type for
+        except (OSError, ValueError, pa.ArrowException) as error:  # nanoseconds have no type in Python: a ValueError
             raise MapError(f"{self.path} can't be read: {error}") from error
 
     def _opened(self) -> pq.ParquetFile:
