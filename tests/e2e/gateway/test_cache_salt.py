@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.protocol.redis.connection import RedisClient
-from penstock.worker.config import WorkerConfig
-from penstock.worker.service import WorkerService
-from tests.support.programs.worker_harness import read_reply, send, serving
+from tests.e2e.real_engines import real_worker
+from tests.support.programs.worker_harness import read_reply, send
 
 PROMPT = "The sun is warm and the sea is cold. " * 4
 SALTS = (None, None, "ours", "ours", "theirs", None, "theirs")
@@ -28,11 +25,8 @@ async def test_prefixes_are_shared_under_one_salt_alone(
         decode_steps=1,
         compile_cache_dir=compile_cache,
     )
-    service = WorkerService(
-        WorkerConfig(queue="q", health_port=None), redis_url, partial(load_model, str(MODEL_DIR), config)
-    )
     found, texts = [], set()
-    async with serving(service):
+    async with real_worker(redis_url, MODEL_DIR, config):
         for number, salt in enumerate(SALTS):
             fields = {} if salt is None else {"cache_salt": salt}
             await send(redis, id=f"r{number}", prompt=PROMPT, max_tokens=8, temperature=0, n=2, **fields)

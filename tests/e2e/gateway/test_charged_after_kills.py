@@ -6,14 +6,12 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.gateway.keys.secrets import Secret
@@ -24,11 +22,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.tools.chaos.process import ModelWorker
-from penstock.worker.config import WorkerConfig
-from penstock.worker.intake.admission import to_engine_request
-from penstock.worker.intake.preparation import Preparer
-from penstock.worker.service import WorkerService
 from penstock.worker.startup_report import STARTED
+from tests.e2e.real_engines import late_text, real_worker, undisturbed
 from tests.support.long_minute import lengthen_minute
 from tests.support.patience import TEST_S, WAIT_S, eventually
 from tests.support.programs.charges import all_charged, published
@@ -36,7 +31,7 @@ from tests.support.programs.fakes import LossyProxy
 from tests.support.programs.gateway_client import bare_client
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_process import GatewayProcess
-from tests.support.programs.worker_harness import QUICK, running_worker, serving
+from tests.support.programs.worker_harness import QUICK, running_worker
 from tests.support.programs.worker_process import WorkerProcess
 
 QUEUE = "q"
@@ -117,20 +112,6 @@ async def test_what_a_killed_gateway_and_a_killed_worker_leave_is_charged_as_it_
     assert charged > NUM_STREAMS * 2 * NUM_TOKENS
 
 
-def undisturbed(engine: Engine, asked: Sequence[GenerateRequest]) -> list[list[tuple[str, int]]]:
-    """Returns the text and number of tokens of each choice of each request."""
-    preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
-    choices = {request.id: [("", 0)] * request.n for request in asked}
-    for request in asked:
-        engine.add(to_engine_request(request, preparer.prepare(request), engine.defaults))
-    while engine.has_work():
-        for output in engine.step():
-            own = choices[output.request_id]
-            text, num_tokens = own[output.index]
-            own[output.index] = (text + output.text, num_tokens + len(output.token_ids))
-    return [choices[request.id] for request in asked]
-
-
 def as_sent(number: int, asked: Mapping[str, Any]) -> GenerateRequest:
     fields = {name: value for name, value in asked.items() if name not in ("model", "stream")}
     return GenerateRequest.model_validate({"id": str(number), **fields})
@@ -146,11 +127,10 @@ async def test_with_a_model_that_is_killed_in_the_middle(
     engine = Engine.from_checkpoint(MODEL_DIR, EngineConfig(**settings))
     bodies = [body(number, max_tokens=500, temperature=1.0, ignore_eos=True) for number in range(NUM_STREAMS)]
     for number, asked in enumerate(bodies[: NUM_STREAMS // 2]):
-        [[(text, _), _]] = undisturbed(engine, [as_sent(number, asked)])
-        at = next(at for at in range(len(text) * 2 // 3, len(text) - 4) if text.find(text[at : at + 4]) == at)
-        asked["stop"] = [text[at : at + 4]]
-    expected = undisturbed(engine, [as_sent(number, asked) for number, asked in enumerate(bodies)])
-    num_expected = sum(num_tokens for choices in expected for _, num_tokens in choices)
+        name = str(number)
+        asked["stop"] = [late_text(undisturbed(engine, {name: as_sent(number, asked)})[name][0][0])]
+    expected = undisturbed(engine, {str(number): as_sent(number, asked) for number, asked in enumerate(bodies)})
+    num_expected = sum(len(tokens) for choices in expected.values() for _, tokens in choices)
     assert num_expected < NUM_STREAMS * 2 * 500
 
     secret = await limited_key(redis_url)
@@ -164,11 +144,10 @@ async def test_with_a_model_that_is_killed_in_the_middle(
     finally:
         victim.send(signal.SIGKILL)
         victim.wait(WAIT_S)
-    load = partial(load_model, str(MODEL_DIR), EngineConfig(**settings))
     async with (
         running_gateway(redis_url, abandon_after_s=WAIT_S) as gateway,
         bare_client(gateway) as client,
-        serving(WorkerService(WorkerConfig(**QUICK, name="heir"), redis_url, load)),
+        real_worker(redis_url, MODEL_DIR, EngineConfig(**settings), **QUICK, name="heir"),
     ):
         charged = await all_charged(redis, secret.key_id)
         assert charged == await published(redis, QUEUE)

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
 from penstock.engine.text.response.call_ids import call_id
 from penstock.producer import GenerateRequest, Reply
 from penstock.producer.reading.assembly import Assembler
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ReplyEntry
+from penstock.tools.chaos.process import ModelWorker
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.preparation import Preparer
 from penstock.worker.publish.chunks import chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer
-from penstock.worker.service import WorkerService
-from tests.support.patience import eventually
-from tests.support.programs.worker_harness import is_queue_empty, read_reply, serving, take_and_claim
+from tests.e2e.real_engines import real_worker
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, take_and_claim
 from tests.support.redis_servers.streams import add_entry
 
 SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
-
-
-def undisturbed(engine: Engine, asked: Mapping[str, GenerateRequest]) -> dict[str, list[tuple[str, list[int]]]]:
-    """Returns text and tokens of each choice, as an engine generates them that nobody kills."""
-    preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
-    choices = {name: [("", list[int]())] * each.n for name, each in asked.items()}
-    for each in asked.values():
-        engine.add(to_engine_request(each, preparer.prepare(each), engine.defaults))
-    while engine.has_work():
-        for output in engine.step():
-            own = choices[output.request_id]
-            text, tokens = own[output.index]
-            own[output.index] = (text + output.text, [*tokens, *output.token_ids])
-    return choices
 
 
 def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
@@ -49,7 +35,7 @@ def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
     engine.add(to_engine_request(asked, preparation, engine.defaults))
     outputs = []
     while engine.has_work():
-        outputs += engine.step()
+        outputs += [output for output in engine.step() if output.prefill is None]
     return outputs
 
 
@@ -112,7 +98,7 @@ async def resumed(
     """
     for kind, cut in cuts:
         await leave(redis, request(kind, cut), outputs[kind], cut)
-    async with guessing_worker(url, model, config):
+    async with real_worker(url, model, config):
         replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
         await eventually(lambda: is_queue_empty(redis))
     for (kind, cut), reply in replies.items():
@@ -120,7 +106,21 @@ async def resumed(
     return replies
 
 
-def guessing_worker(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
-    return serving(
-        WorkerService(WorkerConfig(queue="q", health_port=None), url, partial(load_model, str(model), config))
-    )
+async def leave_killed(
+    redis: RedisClient,
+    url: str,
+    log: Path,
+    settings: Mapping[str, Any],
+    asked: Mapping[str, GenerateRequest],
+    is_under_way: Callable[[ReplyEntry], bool],
+) -> None:
+    """Leaves requests whose worker `victim` is killed once each of their replies has an entry that is under way."""
+    victim = ModelWorker(url, log, {**QUICK, **settings, "name": "victim"})
+    try:
+        for each in asked.values():
+            await add_entry(redis, keys.requests("q"), each.to_entry())
+        for name in asked:
+            await read_until(redis, name, is_under_way)
+    finally:
+        victim.send(signal.SIGKILL)
+        victim.wait(WAIT_S)

@@ -6,13 +6,11 @@ import asyncio
 import random
 import threading
 from collections.abc import Awaitable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import GenerateRequest
@@ -21,14 +19,11 @@ from penstock.protocol.queue.cancelling import cancel
 from penstock.protocol.redis import pipeline
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
-from penstock.worker.config import WorkerConfig
 from penstock.worker.intake import handing_back
-from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.handing_back import MAX_HANDBACKS
-from penstock.worker.intake.preparation import Preparer
 from penstock.worker.publish import publisher
-from penstock.worker.service import WorkerService
 from penstock.worker.watch import sweeping
+from tests.e2e.real_engines import real_service, undisturbed
 from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send, serving
 
@@ -134,7 +129,7 @@ async def test_a_model_goes_on_as_if_nothing_had_been(
 ) -> None:
     config = EngineConfig(**SIZES, compile_cache_dir=compile_cache)
     asked = [GenerateRequest.model_validate({**BATCH, "id": f"b{seed}", "seed": seed}) for seed in range(2)]
-    undisturbed = texts_of(Engine.from_checkpoint(MODEL_DIR, config), asked)
+    expected = undisturbed(Engine.from_checkpoint(MODEL_DIR, config), {str(each.id): each for each in asked})
 
     steps, reached, may_go_on = [0], threading.Event(), threading.Event()
     step = Engine.step
@@ -148,9 +143,7 @@ async def test_a_model_goes_on_as_if_nothing_had_been(
         return outputs
 
     monkeypatch.setattr(Engine, "step", step_or_wait)
-    service = WorkerService(
-        WorkerConfig(queue="q", health_port=None), redis_url, partial(load_model, str(MODEL_DIR), config)
-    )
+    service = real_service(redis_url, MODEL_DIR, config)
     async with serving(service):
         try:
             for request in asked:
@@ -163,19 +156,5 @@ async def test_a_model_goes_on_as_if_nothing_had_been(
         await read_reply(redis, "urgent")
         replies = [await read_reply(redis, str(request.id)) for request in asked]
     assert service.metrics.handed_back._value.get() == 1
-    assert [[reply.text(index) for index in range(2)] for reply in replies] == undisturbed
+    assert [reply.choices(2) for reply in replies] == list(expected.values())
     assert any(len(reply.owners) == 2 for reply in replies)
-
-
-def texts_of(engine: Engine, asked: list[GenerateRequest]) -> list[list[str]]:
-    """Returns the texts of each request's choices."""
-    found = []
-    for request in asked:
-        preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(request)
-        engine.add(to_engine_request(request, preparation, engine.defaults))
-        texts = ["", ""]
-        while engine.has_work():
-            for output in engine.step():
-                texts[output.index] += output.text
-        found.append(texts)
-    return found

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import GenerateRequest
-from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, OwnEntry, ReplyEntry
-from penstock.tools.chaos.process import ModelWorker
-from penstock.worker.config import WorkerConfig
-from penstock.worker.service import WorkerService
-from tests.e2e.takeover.left_replies import undisturbed
-from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import QUICK, Reply, is_queue_empty, read_reply, read_until, serving
-from tests.support.redis_servers.streams import add_entry
+from tests.e2e.real_engines import late_text, real_worker, undisturbed
+from tests.e2e.takeover.left_replies import leave_killed
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import QUICK, Reply, is_queue_empty, read_reply
 
 SIZES: dict[str, Any] = {
     "max_num_seqs": 4, "max_batch_tokens": 16, "num_pages": 400, "max_model_len": 512, "decode_steps": 1,
@@ -42,26 +35,16 @@ async def test_one_is_killed_in_the_middle(
     settings: dict[str, Any] = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(MODEL_DIR, EngineConfig(**settings, **NATIVE))
     text = undisturbed(engine, {"exact": request("exact")})["exact"][0][0]
-    at = next(at for at in range(len(text) * 2 // 3, len(text) - 6) if text.find(text[at : at + 6]) == at)
-    asked = {"exact": request("exact", stop=(text[at : at + 6],)), "free": request("free")}
+    stop = late_text(text, 6)
+    asked = {"exact": request("exact", stop=(stop,)), "free": request("free")}
     expected = undisturbed(engine, asked)
-    assert expected["exact"][0][0] == text[:at]
+    assert expected["exact"][0][0] == text[: text.index(stop)]
 
     def worker(name: str, kernels: dict[str, Any]) -> AbstractAsyncContextManager[None]:
-        load = partial(load_model, str(MODEL_DIR), EngineConfig(**settings, **kernels))
-        return serving(WorkerService(WorkerConfig(**QUICK, name=name), redis_url, load))
+        return real_worker(redis_url, MODEL_DIR, EngineConfig(**settings, **kernels), **QUICK, name=name)
 
-    victim = ModelWorker(
-        redis_url, tmp_path / "log", {**QUICK, **settings, **NATIVE, "name": "victim", "model": MODEL_DIR}
-    )
-    try:
-        for each in asked.values():
-            await add_entry(redis, keys.requests("q"), each.to_entry())
-        for name in asked:
-            await read_until(redis, name, is_under_way)
-    finally:
-        victim.send(signal.SIGKILL)
-        victim.wait(WAIT_S)
+    of_victim = {**settings, **NATIVE, "model": MODEL_DIR}
+    await leave_killed(redis, redis_url, tmp_path / "log", of_victim, asked, is_under_way)
     async with worker("other", XLA):
         free = await read_reply(redis, "free")
         async with worker("same", NATIVE):
@@ -71,7 +54,7 @@ async def test_one_is_killed_in_the_middle(
     assert exact.choices(2) == expected["exact"]
     assert (free.owners, exacts(free), free.end.exact) == (["victim", "other"], [None, 0], 0)
     for index, (_, tokens) in enumerate(expected["free"]):
-        published = [token for chunk in of_victim(free) if chunk.index == index for token in chunk.tokens]
+        published = [token for chunk in first_chunks(free) if chunk.index == index for token in chunk.tokens]
         assert published
         assert free.tokens(index)[: len(published)] == published == tokens[: len(published)]
         assert len(free.tokens(index)) == len(tokens)
@@ -85,7 +68,7 @@ def exacts(reply: Reply) -> list[int | None]:
     return [entry.exact for entry in reply.entries if isinstance(entry, OwnEntry)]
 
 
-def of_victim(reply: Reply) -> list[ChunkEntry]:
+def first_chunks(reply: Reply) -> list[ChunkEntry]:
     """Returns the chunks that the first owner of a reply wrote."""
     owns = [at for at, entry in enumerate(reply.entries) if isinstance(entry, OwnEntry)]
     return [entry for entry in reply.entries[: owns[1]] if isinstance(entry, ChunkEntry)]

@@ -22,7 +22,7 @@ from penstock.protocol.wire import ChunkEntry, OwnEntry, ReplyEntry
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.publish import outbox
 from penstock.worker.settings_loading import flag
-from tests.e2e.takeover.left_replies import generate, guessing_worker
+from tests.e2e.real_engines import real_worker, undisturbed
 from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
@@ -52,23 +52,15 @@ def tells_prefill(entry: ReplyEntry) -> bool:
     return isinstance(entry, ChunkEntry) and entry.prefill_done is not None
 
 
-def told(engine: Engine, asked: GenerateRequest) -> list[tuple[str, list[int]]]:
-    choices = [("", list[int]()) for _ in range(asked.n)]
-    for output in generate(engine, asked):
-        text, tokens = choices[output.index]
-        choices[output.index] = (text + output.text, [*tokens, *output.token_ids])
-    return choices
-
-
 async def test_a_prompt_is_begun_again_and_gives_the_same(
     redis_url: str, redis: RedisClient, compile_cache: Path, tmp_path: Path
 ) -> None:
     """The real engine, killed a second after it began; its heir ends two choices each, with seeds and a stop string."""
     settings = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(MODEL_DIR, EngineConfig(**settings))
-    text = told(engine, request("stopped"))[0][0]
+    text = undisturbed(engine, {"stopped": request("stopped")})["stopped"][0][0]
     asked = [request("sampled"), request("stopped", stop=(text[20:24],))]
-    expected = {each.id: told(engine, each) for each in asked}
+    expected = undisturbed(engine, {str(each.id): each for each in asked})
     values = {
         **settings,
         "redis_url": redis_url,
@@ -91,12 +83,12 @@ async def test_a_prompt_is_begun_again_and_gives_the_same(
     finally:
         victim.send_signal(signal.SIGKILL)
         victim.wait(WAIT_S)
-    async with guessing_worker(redis_url, MODEL_DIR, EngineConfig(**settings)):
+    async with real_worker(redis_url, MODEL_DIR, EngineConfig(**settings)):
         replies = {str(each.id): await read_reply(redis, str(each.id)) for each in asked}
         await eventually(lambda: is_queue_empty(redis))
     for name, reply in replies.items():
         assert len(reply.owners) == 2
-        assert [(reply.text(index), reply.tokens(index)) for index in range(2)] == expected[name], name
+        assert reply.choices(2) == expected[name], name
         assert all(0 < done < total for done, total in reply.prefills)
         assert await redis.hmget(keys.state("q", name), "strikes", "begun") == ["1", None]
 

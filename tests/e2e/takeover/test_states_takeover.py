@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +11,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import GenerateRequest
-from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ReplyEntry
-from penstock.tools.chaos.process import ModelWorker
-from penstock.worker.config import WorkerConfig
-from penstock.worker.service import WorkerService
-from tests.e2e.takeover.left_replies import undisturbed
-from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, serving
-from tests.support.redis_servers.streams import add_entry
+from tests.e2e.real_engines import late_text, real_worker, undisturbed
+from tests.e2e.takeover.left_replies import leave_killed
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply
 
 NUM_TOKENS = 500
 SIZES: dict[str, Any] = {
@@ -104,10 +96,6 @@ def request(name: str, **fields: Any) -> GenerateRequest:
     return GenerateRequest.model_validate({**asked, "id": name})
 
 
-def heir(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
-    return serving(WorkerService(WorkerConfig(**QUICK, name="heir"), url, partial(load_model, str(model), config)))
-
-
 def is_under_way(entry: ReplyEntry) -> bool:
     return isinstance(entry, ChunkEntry) and entry.offset > 30
 
@@ -118,21 +106,13 @@ async def test_replies_go_on_in_another_worker_with_the_same_tokens(
     settings = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(model, EngineConfig(**settings))
     text = undisturbed(engine, {"stop": request("stop")})["stop"][0][0]
-    at = next(at for at in range(len(text) * 2 // 3, len(text) - 4) if text.find(text[at : at + 4]) == at)
-    asked = {name: request(name) if name != "stop" else request(name, stop=(text[at : at + 4],)) for name in ASKED}
+    stop = late_text(text)
+    asked = {name: request(name) if name != "stop" else request(name, stop=(stop,)) for name in ASKED}
     expected = undisturbed(engine, asked)
-    assert expected["stop"][0][0] == text[:at]
+    assert expected["stop"][0][0] == text[: text.index(stop)]
 
-    victim = ModelWorker(redis_url, tmp_path / "log", {**QUICK, **settings, "name": "victim", "model": model})
-    try:
-        for each in asked.values():
-            await add_entry(redis, keys.requests("q"), each.to_entry())
-        for name in asked:
-            await read_until(redis, name, is_under_way)
-    finally:
-        victim.send(signal.SIGKILL)
-        victim.wait(WAIT_S)
-    async with heir(redis_url, model, EngineConfig(**settings)):
+    await leave_killed(redis, redis_url, tmp_path / "log", {**settings, "model": model}, asked, is_under_way)
+    async with real_worker(redis_url, model, EngineConfig(**settings), **QUICK, name="heir"):
         replies = {name: await read_reply(redis, name) for name in asked}
         await eventually(lambda: is_queue_empty(redis))
     for name, reply in replies.items():
