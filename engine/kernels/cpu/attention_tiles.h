@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "kernels.h"
-#include "tiles.h"
+#include "tile_block.h"
 
 namespace penstock {
 namespace attention {
@@ -172,21 +172,14 @@ inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Span* span
   ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(x, spans, depth, whole_depth, columns, out) : void()), ...);
 }
 
-// out[kDown tiles][kAcross tiles] = x * the spans, from word `begin` to `end` of the depth and by `words` of them at once;
-// it adds to out unless `begin` is 0. If few rows read the spans, it prefetches as AddTile does.
+// out[kDown tiles][kAcross tiles] = x * the spans, from word `begin` to `end` of the depth and by `words` of them at
+// once; it adds to out unless `begin` is 0. If few rows read the spans, it prefetches as AddTile does.
 template <int kDown, int kAcross>
 inline void MultiplyTiles(Tiles& tiles, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t begin,
                           int64_t end, int64_t words, int64_t c, Matrix<uint32_t> out) {
-  const auto place = [&](int down, int across) {
-    return out.data + down * kTileRows * out.stride + c + across * kTileWords;
-  };
-  Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) {
-      constexpr int kSums = SumsTile<kDown>(down(), across());
-      if (begin == 0) tiles.Clear<kSums>();
-      else tiles.Load<kSums>(place(down(), across()), out.stride * 4);
-    });
-  });
+  TileBlock<kDown, kAcross> block(tiles, out.data + c, out.stride * 4);
+  if (begin == 0) block.Clear();
+  else block.Load();
   for (int64_t k = begin; k < end; k += words) {
     const Span& span = spans[k / depth];
     const uint32_t* from = span.words + k % depth * span.stride + c;
@@ -195,22 +188,9 @@ inline void MultiplyTiles(Tiles& tiles, Matrix<const uint32_t> x, const Span* sp
         for (int across = 0; across < kAcross; ++across)
           __builtin_prefetch(reinterpret_cast<const char*>(from + i * span.stride + across * kTileWords) + span.ahead,
                              0, kSecondLevel);
-    Repeat<kDown>([&](auto down) {
-      tiles.Load<4 + down()>(x.data + down() * kTileRows * x.stride + k, x.stride * 4);
-    });
-    Repeat<kAcross>([&](auto across) {
-      constexpr int kWeights = 6 + across() % 2;
-      tiles.Load<kWeights>(from + across() * kTileWords, span.stride * 4);
-      Repeat<kDown>([&](auto down) {
-        tiles.DotBFloat16<SumsTile<kDown>(down(), across()), 4 + down(), kWeights>();
-      });
-    });
+    block.template Add<BFloat16Words>(x.data + k, x.stride * 4, from, span.stride * 4);
   }
-  Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) {
-      tiles.Store<SumsTile<kDown>(down(), across())>(place(down(), across()), out.stride * 4);
-    });
-  });
+  block.Store();
 }
 
 // The same as Multiply, by tiles. Blocks lie in one span each, or there is one span.
@@ -243,8 +223,8 @@ __attribute__((noinline)) void MultiplyByTiles(Tiles& tiles, int64_t rows, Matri
 
 // out[rows][columns] = x[rows][whole_depth] * spans; `columns` is a multiple of kLanes.
 template <typename Kind>
-void Multiply(TaskTiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
-              int64_t columns, Matrix<uint32_t> out) {
+void Multiply(TaskTiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth,
+              int64_t whole_depth, int64_t columns, Matrix<uint32_t> out) {
   if constexpr (Kind::kBlock > 0)
     if (rows >= kFewestTileRows && columns % kTileWords == 0)
       return MultiplyByTiles<Kind>(tiles, rows, x, spans, depth, whole_depth, columns, out);

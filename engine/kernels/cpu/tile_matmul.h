@@ -7,19 +7,9 @@
 #define PENSTOCK_TILE_MATMUL_H_
 
 #include "ahead.h"
-#include "tiles.h"
+#include "tile_block.h"
 
 namespace penstock {
-
-// What words hold.
-struct BFloat16Words {
-  template <int sums, int x, int weights>
-  static void Dot(Tiles& tiles) { tiles.DotBFloat16<sums, x, weights>(); }
-};
-struct Int8Words {
-  template <int sums, int x, int weights>
-  static void Dot(Tiles& tiles) { tiles.DotInt8<sums, x, weights>(); }
-};
 
 struct Lines {
   const char* data;
@@ -38,29 +28,14 @@ inline void MultiplyTiles(Tiles& tiles, Lines x, const char* weights, int64_t st
   constexpr int64_t kPanelBytes = 4 * kPanel;
   constexpr int64_t kFetches = kTileWords * kAcross * kTileBytes / kPanelBytes;  // a word of depth each
   constexpr int64_t kStep = kTileWords * kPanelBytes;
-  const auto place = [&](int down, int across) { return sums + down * kTileRows * kPanelBytes + across * kTileBytes; };
-  Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) {
-      tiles.Load<SumsTile<kDown>(down(), across())>(place(down, across), kPanelBytes);
-    });
-  });
+  TileBlock<kDown, kAcross> block(tiles, sums, kPanelBytes);
+  block.Load();
   for (int64_t step = 0; step < steps; ++step, weights += kStep, x.data += kTileBytes) {
     if (ahead != nullptr && ahead->bytes > 0)
       for (int64_t i = 0; i < kFetches; ++i) ahead->Fetch();
-    Repeat<kDown>([&](auto down) { tiles.Load<4 + down()>(x.data + down() * kTileRows * x.stride, x.stride); });
-    Repeat<kAcross>([&](auto across) {
-      constexpr int kWeights = 6 + across() % 2;
-      tiles.Load<kWeights>(weights + across() * kTileBytes, kPanelBytes);
-      Repeat<kDown>([&](auto down) {
-        Kind::template Dot<SumsTile<kDown>(down(), across()), 4 + down(), kWeights>(tiles);
-      });
-    });
+    block.template Add<Kind>(x.data, x.stride, weights, kPanelBytes);
   }
-  Repeat<kDown>([&](auto down) {
-    Repeat<kAcross>([&](auto across) {
-      tiles.Store<SumsTile<kDown>(down(), across())>(place(down, across), kPanelBytes);
-    });
-  });
+  block.Store();
 }
 
 // sums[rows][kPanel] += x[rows][words] * weights[words][kPanel], with sums of f32 or int32.

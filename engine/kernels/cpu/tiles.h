@@ -66,12 +66,6 @@ struct Chains {
   Vector AddedTo(Vector sum) const { return Settled(sum + Settled(even + odd)); }
 };
 
-// The tile of sums in a block of kDown rows of tiles.
-template <int kDown>
-constexpr int SumsTile(int down, int across) {
-  return kDown == 1 ? across : 2 * down + across;
-}
-
 // While it lives, this thread takes denormals for zeros. XLA's threads always do.
 class DenormalsAreZero {
  public:

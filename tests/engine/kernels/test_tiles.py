@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,5 +95,8 @@ def test_an_engine_has_the_same_bits_by_tiles_whatever_else_a_step_has() -> None
     """Where there is AMX, the tests of whole engines run on it. Here they run on the emulation."""
     tests = ("tests/engine/whole/test_engine_bits.py", "tests/engine/models/test_packed_quantized.py")
     command = [sys.executable, "-m", "tests.engine.kernels.emulated_tiles", "-q", "-x", "-m", "slow or not slow"]
-    told = subprocess.run([*command, "-k", "bfloat16", *tests], cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # with torch, which helpers that write checkpoints import
+    told = subprocess.run(
+        [*command, "-k", "bfloat16", *tests], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert told.returncode == 0, told.stdout[-2000:]
