@@ -10,7 +10,7 @@ from functools import cache
 
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.reading.delta import DELIMITER, Delta
+from penstock.engine.text.response.reading.delta import DELIMITER, Delta, ReplyEnd
 from penstock.engine.text.response.reading.parser import ReplyParser
 from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.response.syntax import Arguments, Calls, IdMarks, ReplyFormat
@@ -79,11 +79,11 @@ def as_written(name: str, text: str, *, special: bool) -> str:
     return formats(name, special=special).dialect(name).written(text)
 
 
-def read(reading: ReplyParser, chunks: Iterable[str]) -> Message:
+def read(reading: ReplyParser, chunks: Iterable[str], ended: ReplyEnd = ReplyEnd.ITSELF) -> Message:
     message = Message()
     for chunk in chunks:
         message.take(reading.push(chunk))
-    message.take(reading.finish())
+    message.take(reading.finish(ended=ended))
     return message
 
 

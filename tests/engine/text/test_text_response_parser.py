@@ -106,9 +106,10 @@ def test_what_a_model_writes_is_read_wherever_it_is_cut(name: str, special: bool
 def test_any_split_of_anything_gives_the_same(name: str, special: bool, data: st.DataObject) -> None:
     """With tags in any order and broken calls, nothing raises, and no delimiter leaks (`Message.take`)."""
     text = as_written(name, data.draw(garbage(name)), special=special)
-    whole = read(parser(name, special=special), [text])
-    assert read(parser(name, special=special), list(text)) == whole
-    assert read(parser(name, special=special), cut(text, data.draw(places))) == whole
+    ended = data.draw(st.sampled_from(ReplyEnd))
+    whole = read(parser(name, special=special), [text], ended)
+    assert read(parser(name, special=special), list(text), ended) == whole
+    assert read(parser(name, special=special), cut(text, data.draw(places)), ended) == whole
 
 
 @each_format
@@ -223,10 +224,7 @@ def each_beginning(text: str, name: str, *, special: bool, ended: ReplyEnd) -> I
     """Ends `text` behind each of its characters; yields what comes out."""
     written = as_written(name, text, special=special)
     for end in range(len(written)):
-        reading, message = parser(name, special=special), Message()
-        message.take(reading.push(written[:end]))
-        message.take(reading.finish(ended=ended))
-        yield written[:end], message
+        yield written[:end], read(parser(name, special=special), [written[:end]], ended)
 
 
 @each_format
@@ -234,7 +232,7 @@ def each_beginning(text: str, name: str, *, special: bool, ended: ReplyEnd) -> I
 @each_end
 @pytest.mark.parametrize("lead", ["", LEAD])
 def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, ended: ReplyEnd, lead: str) -> None:
-    """Ended in its name or before, tags included, it is a call or nothing. One character of a tag is no sign yet."""
+    """Its tags are none either, but one character of a tag is no sign yet."""
     text = write(name, Message(lead, calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     format_ = FORMATS[name]
     plain = "".join(piece for piece in format_.pieces(format_.text_end) if piece not in format_.delimiters)
@@ -245,6 +243,29 @@ def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, en
             assert len(rest.strip()) <= 1, seen
         else:  # a stop string comes next, so what looks like a part of a tag is none
             assert any(tag.startswith(rest) and tag != rest for tag in tags), seen
+
+
+@each_format
+@each_kind
+@each_end
+def test_a_call_whose_name_came_is_a_call_wherever_something_else_ends_it(
+    name: str, special: bool, ended: ReplyEnd
+) -> None:
+    """It has the arguments that came."""
+    arguments: list[dict[str, object]] = [{"city": "Paris", "days": 2}] * (1 if FORMATS[name].has_messages else 2)
+    text = write(name, Message(calls=[("get_weather", "")] * len(arguments)), call_arguments=arguments)
+    for seen, found in each_beginning(text, name, special=special, ended=ended):
+        num_named = len(re.findall(f"get_weather{behind_a_name(name, special=special)}", seen, re.DOTALL))
+        assert [called for called, _ in found.calls] == ["get_weather"] * num_named, seen
+        assert all('{"city": "Paris", "days": 2}'.startswith(came) for _, came in found.calls), seen
+
+
+def behind_a_name(name: str, *, special: bool) -> str:
+    """Returns a pattern of what ends the name of a call: a character that is none of it, or the end of its header."""
+    format_ = FORMATS[name]
+    if format_.has_messages:
+        return ".*?" + re.escape(as_written(name, format_.pieces(format_.calls.after_name)[-1], special=special))
+    return ":7." if format_.calls.id is not None and format_.calls.id.before == ":" else "."
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "llama_pythonic"])

@@ -39,8 +39,9 @@ _UNMARKED_NAMES: Mapping[Arguments, re.Pattern[str]] = MappingProxyType(
 class CallReader:
     """Reads calls from a source into a collector.
 
-    A call begins for the collector once it certainly is one; its name alone does not make it certain. Malformed is
-    raised at the first character that does not fit; what has been collected by then stays.
+    A call begins for the collector once its first argument, or the beginning of its JSON, has come: until then, what
+    follows its name may show that it is none. Malformed is raised at the first character that does not fit; what has
+    been collected by then stays.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CallReader:
         self._collector = collector
         self._end_tags = _TAG.findall(calls.end + calls.group_end) if Flaw.STRAY_TAG in flaws else []
         self._name = ""  # of the newest call
+        self._announced: tuple[str, str] | None = None  # name and arguments of a call that has not begun yet
         self._lacks_end = False  # whether a parameter of the call that is read had no end
 
     def read(self, source: TextCursor, *, is_marked: bool, tag: str = "") -> Reading[None]:
@@ -61,6 +63,7 @@ class CallReader:
 
         A marked one begins with `tag`. If that stands twice, the calls must be of known tools, too.
         """
+        self._announced = None
         if tag and Flaw.NO_OPENING in self._flaws and (yield from source.accept(f"{tag}\n\\")):
             yield from self.read_unopened(source)
             return
@@ -97,9 +100,10 @@ class CallReader:
 
     def read_unopened(self, source: TextCursor) -> Reading[None]:
         """Reads a call of a known tool whose first tag is missing."""
+        self._announced = None
         yield from source.expect(self._calls.behind_tag)
         name = yield from source.name()
-        self._check(name, is_marked=False)
+        self._announce(name, is_marked=False)
         yield from self._named(source, name)
         self._collector.mended()
         source.settle()
@@ -132,8 +136,20 @@ class CallReader:
         match = pattern.search(text) if pattern else None
         return match is not None and any(name.startswith(match[1]) for name in self._tools)
 
+    def begin_announced(self, source: TextCursor) -> None:
+        """Begins the call whose name has been read, if it has not begun: the reply was cut off behind its name."""
+        if self._announced is None:
+            return
+        name, arguments = self._announced
+        try:
+            self._begin(source, name)
+        except Malformed:
+            return
+        self._arguments(source, arguments)
+
     def read_arguments(self, source: TextCursor, name: str) -> Reading[None]:
         """Reads the JSON object with a call's arguments, and what ends the call."""
+        self._announced = (name, "")
         yield from self._json(source, name)
         yield from self._end(source)
 
@@ -183,6 +199,7 @@ class CallReader:
                 return
 
     def _call(self, source: TextCursor, is_marked: bool) -> Reading[None]:
+        self._announced = None
         yield from source.expect(self._calls.begin)
         if self._calls.arguments is Arguments.OBJECT:
             is_list = Flaw.LIST in self._flaws and (yield from source.next_or_end()) == "["
@@ -190,7 +207,7 @@ class CallReader:
         else:
             yield from self._skip_id(source, is_behind_name=False)
             name = self._without_id((yield from source.name()))
-            self._check(name, is_marked)
+            self._announce(name, is_marked)
             yield from self._skip_id(source, is_behind_name=True)
             yield from self._named(source, name)
         source.settle()
@@ -248,7 +265,7 @@ class CallReader:
                 raise Malformed  # an answer in JSON
             if key == self._calls.name_key and not name:
                 name = yield from read_text(source)
-                self._check(name, is_marked)
+                self._announce(name, is_marked, "".join(held or ()))
             elif key in _ARGUMENTS_KEYS and name and not has_begun:
                 yield from self._json(source, name)
                 has_begun = True
@@ -350,15 +367,18 @@ class CallReader:
             raise Malformed  # JSON can spell half a character, but nothing else can
         self._collector.begin_call(name)
         self._name = name
+        self._announced = None
         source.settle()
 
     def _arguments(self, source: TextCursor, text: str) -> None:
         self._collector.arguments(text)
         source.settle()
 
-    def _check(self, name: str, is_marked: bool) -> None:
+    def _announce(self, name: str, is_marked: bool, arguments: str = "") -> None:
+        """Notes the name of a call that may follow, and the arguments that came before it."""
         if not name or not (is_marked or name in self._tools):
             raise Malformed
+        self._announced = (name, arguments)
 
     def _schema(self, name: str) -> ArgumentsSchema:
         if name not in self._schemas:

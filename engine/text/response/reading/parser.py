@@ -103,7 +103,8 @@ class ReplyParser:
     def finish(self, text: str = "", ended: ReplyEnd = ReplyEnd.ITSELF) -> Delta:
         """Returns what the last text released, and everything held back. Nothing may be pushed afterwards.
 
-        A call that the model did not end itself, and whose name was not certain yet, is dropped: it is not text.
+        What the model did not end itself is no text: a call whose name has been read is a call, and what may only
+        become one is dropped.
         """
         self._ended = ended
         self._run(text, is_last=True)
@@ -198,6 +199,8 @@ class ReplyParser:
 
     def _given_back(self, is_last: bool) -> str:
         """Returns the text to look at again. A call that has begun keeps what it has; a cut off one ends there."""
+        if self._source.is_cut_off and self._ended is not ReplyEnd.ITSELF:
+            self._calls.begin_announced(self._source)
         if self._collector.num_calls > self._num_calls:
             self._collector.border()
             return "" if self._source.is_cut_off else self._source.unsettled()
@@ -224,7 +227,7 @@ class ReplyParser:
         return self._tag in frame.begins or frame.function in self._source.text or is_cut
 
     def _is_cut_call(self) -> bool:
-        """Whether a call was begun whose name was not certain yet when something but the model ended the reply."""
+        """Whether something but the model ended the reply in a call, before the end of its name."""
         if self._ended is ReplyEnd.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
             return False
         return self._is_marked or self._calls.names_a_tool(self._source.text)

@@ -13,7 +13,7 @@ from penstock.engine.text.response.reading.dialect import Dialect, dialect
 from penstock.engine.text.response.reading.modes import Modes, modes
 from penstock.engine.text.response.reading.parser import ReplyParser
 
-RULES = 1
+RULES = 2
 """Version of the rules by which replies are read, flaws included. A change of what a reply says raises it."""
 
 
