@@ -58,6 +58,8 @@ class Vocabulary:
             id_ for id_, data in vocabulary.token_bytes.items() if data.decode(errors="replace") in closing
         }
         self._closing |= set(vocabulary.names)
+        texts = {id_: data.decode(errors="replace") for id_, data in vocabulary.token_bytes.items()}
+        self._blanks = {id_: len(text) for id_, text in texts.items() if text.isspace()}
 
     def matcher(self, source: str) -> LLMatcher:
         return LLMatcher(self.for_grammars, source, log_level=0, limits=LIMITS)
@@ -89,6 +91,23 @@ class Vocabulary:
         assert not matcher.is_error(), matcher.get_error()
         assert not matcher.is_stopped() or matcher.is_accepting(), f"cut off at {self.tokenizer.decode(ids)!r}"
         return Walk(tuple(ids), is_whole=matcher.is_stopped())
+
+    def longest_blank(self, source: str, rng: random.Random, max_tokens: int = 2000) -> int:
+        """Takes white space wherever it is allowed, up to the end; returns the length of the longest."""
+        matcher = self.matcher(source)
+        longest = length = 0
+        for _ in range(max_tokens):
+            allowed = _allowed(matcher)
+            blanks = [id_ for id_ in allowed if id_ in self._blanks]
+            id_ = max(blanks, key=self._blanks.__getitem__) if blanks else rng.choice(allowed)
+            if id_ == self.special_token_ids[EOS]:
+                return longest
+            assert matcher.consume_token(id_), matcher.get_error()
+            if matcher.is_stopped():
+                return longest
+            length = length + self._blanks[id_] if blanks else 0
+            longest = max(longest, length)
+        raise AssertionError(f"it never ends, and has {longest} blanks")
 
     def read(self, spec: ResponseSpec, ids: Sequence[int]) -> Reply:
         """Parses the tokens one by one, as a reply."""

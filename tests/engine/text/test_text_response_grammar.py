@@ -24,7 +24,10 @@ from penstock.engine.text.response.grammar.rules import (
     RegexText,
     TextRule,
 )
+from tests.engine.text.reply_texts import Message, write
 from tests.engine.text.reply_walks import vocabulary
+
+MAX_SPACE = 25  # characters: a line break and 24 of indentation
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -414,6 +417,61 @@ def test_a_required_call_is_one_behind_what_the_prompt_has_of_the_reply_too(form
         walk = vocabulary().walk(source, random.Random(f"{format_}/{seed}"))
         reply = vocabulary().read(ResponseSpec(format_, prefix, TOOLS), walk.ids)
         assert (reply.calls and not reply.text.strip()) or not walk.is_whole
+
+
+BOUND: dict[str, Any] = {  # without free strings, which may be blank
+    "type": "object",
+    "properties": {
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "id": {"const": 12345678901234567890},
+        "hours": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+        "at": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["C", "F"]}, "none": {"type": "null"}},
+            "required": ["unit", "none"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["days", "id", "hours", "at"],
+    "additionalProperties": False,
+}
+WHOLE = {"days": 3, "id": 12345678901234567890, "hours": [True, False], "at": {"unit": "C", "none": None}}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("special", [False, True], ids=["tags are text", "tags are tokens"])
+def test_white_space_in_a_required_call_ends(format_: str, special: bool) -> None:
+    """Otherwise a model may write nothing else, up to the limit of the reply."""
+    source = reply_grammar(
+        ResponseSpec(format_, "", (Tool("set", json.dumps(BOUND)),)),
+        calls=ONE,
+        has_reasoning=False,
+        special_token_ids=vocabulary().special_token_ids if special else {},
+    )
+    assert source is not None
+    assert vocabulary().longest_blank(source, random.Random(format_)) <= MAX_SPACE
+
+
+@pytest.mark.parametrize("without", ["", "id"], ids=["with a long number", "without"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_white_space_in_json_ends_behind_an_indentation(without: str, strict: bool) -> None:
+    schema = BOUND | {"required": [name for name in BOUND["required"] if name != without]}
+    schema["properties"] = {name: each for name, each in BOUND["properties"].items() if name != without}
+    source = reply_grammar(None, text=JsonText(json.dumps(schema), strict=strict))
+    assert source is not None
+    assert 0 < vocabulary().longest_blank(source, random.Random(0)) <= MAX_SPACE
+    value = {name: each for name, each in WHOLE.items() if name != without}
+    for indent in (None, 2, 4, "\t"):
+        assert accepts(source, json.dumps(value, indent=indent))
+    assert not accepts(source, json.dumps(value).replace(":", ":" + " " * (MAX_SPACE + 1)))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_strict_tool_that_takes_nothing_gets_nothing(format_: str) -> None:
+    source = grammar(format_, ONE, tools=(Tool("stop", '{"type": "object", "properties": {}}', strict=True),))
+    _, nothing = CALLS[format_]
+    assert accepts(source, nothing)
+    assert not accepts(source, write(format_, Message(calls=[("stop", "")]), call_arguments=[{"more": "x"}]))
 
 
 def test_a_required_call_can_t_go_on_as_text() -> None:

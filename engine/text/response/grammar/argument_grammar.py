@@ -12,7 +12,7 @@ from penstock.engine.request import Tool
 from penstock.engine.text.response.grammar.bare_text import OTHER_VALUES, bare_text, text_before
 from penstock.engine.text.response.grammar.json_grammar import JsonGrammar
 from penstock.engine.text.response.grammar.lark import GrammarWriter, literal, separated, sequence
-from penstock.engine.text.response.grammar.schemas import Schema, edited, parsed_schema
+from penstock.engine.text.response.grammar.schemas import Schema, closed, edited, parsed_schema
 from penstock.engine.text.response.grammar.value_grammar import ValueGrammar
 from penstock.engine.text.response.syntax import Arguments, ReplyFormat
 
@@ -92,7 +92,8 @@ class _Members:
             strict=tool.strict,
             of=_described(tool),
         )
-        self._schema = self._checked(self._values.resolved(schema))
+        resolved = self._values.resolved(schema)
+        self._schema = self._checked(closed(resolved) if tool.strict else resolved)
 
     def all(self) -> str:
         members, required = self._members()

@@ -106,7 +106,7 @@ def edited(schema: Schema, *, of: str, strict: bool = False, lenient: bool = Fal
     Raises:
         InvalidRequest: it is nested too deeply, or a keyword has an invalid value.
     """
-    chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
+    chosen = ((closed, strict), (_loosened, lenient), (_bounded, finite))
     edit = _combined(
         partial(checked, of=of),
         _without_comments,
@@ -129,6 +129,12 @@ def with_options(made: Schema, *, lenient: bool) -> Schema:
     if lenient:
         options["lenient"] = True
     return {**made, "x-guidance": options}
+
+
+def closed(schema: Schema) -> Schema:
+    """Closes a plain object. One whose properties come from several places can't be closed in one of them."""
+    is_plain = "properties" in schema and _APPLICATORS.isdisjoint(schema)
+    return schema | {"additionalProperties": False} if is_plain and "additionalProperties" not in schema else schema
 
 
 def inner(schema: Schema) -> Iterator[object]:
@@ -245,12 +251,6 @@ def _narrowed(schema: Schema) -> Schema:
     if not patterns or not isinstance(schema.get("allOf", []), list):
         return schema
     return schema | {"allOf": [*schema.get("allOf", []), *({"pattern": pattern} for pattern in patterns)]}
-
-
-def _closed(schema: Schema) -> Schema:
-    """Closes a plain object. One whose properties come from several places can't be closed in one of them."""
-    is_plain = "properties" in schema and _APPLICATORS.isdisjoint(schema)
-    return schema | {"additionalProperties": False} if is_plain and "additionalProperties" not in schema else schema
 
 
 def _bounded(schema: Schema) -> Schema:

@@ -14,7 +14,10 @@ from penstock.engine.text.response.reading.modes import Modes, modes
 from penstock.engine.text.response.reading.parser import ReplyParser
 
 RULES = 2
-"""Version of the rules by which replies are read, flaws included. A change of what a reply says raises it."""
+"""Version of the rules by which replies are read, flaws included, and bound by grammars.
+
+A change of what a reply says, or of what may follow in it, raises it.
+"""
 
 
 class ReplyFormats:
