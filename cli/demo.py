@@ -60,7 +60,8 @@ def demo(
     started = time.monotonic()
     try:
         with EmbeddedServer() as server:
-            console.print(f"A Redis server runs at {server.url}; a worker loads the demo model ...")
+            console.print(f"A Redis server runs at {server.url}; a worker loads the demo model.")
+            console.print("[dim]The first start compiles for a minute or more: kernels, then programs.[/]")
             asyncio.run(_run(console, server, settings, started, max_tokens))
     except (EmbeddedServerError, WorkerEnded, GatewayEnded) as error:
         raise CommandFailed(str(error)) from error

@@ -53,7 +53,7 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
 def _both(report: ReportProgress, title: str, unit: str, say: Say) -> ReportProgress:
     def tell(done: int, total: int, what: str) -> None:
         report(done, total, what)
-        say(f"{title}: {_amount(done, total, unit)}")
+        say(f"{title}: {_amount(done, total, unit) or what}")
 
     return tell
 
@@ -76,14 +76,18 @@ def _bar(title: str, unit: str) -> Iterator[ReportProgress]:
     with Bars(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task(title, total=None, amount="", what="")
         yield lambda done, total, what: bar.update(
-            task, completed=done, total=total, amount=_amount(done, total, unit), what=escape(what)
+            task, completed=done, total=total or None, amount=_amount(done, total, unit), what=escape(what)
         )
 
 
 def _amount(done: int, total: int, unit: str) -> str:
-    """Formats progress as `3/12 replies` or `1.2/3.4 GB`; both numbers are in the unit that fits the total."""
+    """Formats progress as `3/12 replies` or `1.2/3.4 GB`; both numbers are in the unit that fits the total. What is
+    not counted has no amount.
+    """
+    if not unit or not total:
+        return ""
     if unit != BYTES:
-        return f"{done}/{total} {unit}" if unit else ""
+        return f"{done}/{total} {unit}"
     size, name = pick_unit_and_suffix(total, ["bytes", "kB", "MB", "GB", "TB"], 1000)
     digits = 0 if size == 1 else 1
     return f"{done / size:.{digits}f}/{total / size:.{digits}f} {name}"
@@ -95,7 +99,9 @@ def _logger(title: str, unit: str) -> ReportProgress:
 
     def report(done: int, total: int, what: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= LOG_INTERVAL_S:
+        if not total:  # nothing follows until it ends, which may take minutes
+            log.info(title, what=what)
+        elif time.monotonic() - last >= LOG_INTERVAL_S:
             last = time.monotonic()
             log.info(title, step=done, of=total, what=what)
 

@@ -35,6 +35,7 @@ from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_
 from penstock.engine.models.attention_interface import KV_SCALES_DTYPE
 from penstock.engine.models.config import PackedMatmuls
 from penstock.engine.models.cpu.panels import can_pack
+from penstock.engine.progress import ReportProgress, silent
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.memory.page_needs import PageNeeds
 from penstock.engine.scheduling.memory.page_pool import PagePool
@@ -254,8 +255,14 @@ class Deployment:
         )
 
 
-def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Device] | None = None) -> Deployment:
+def deploy(
+    config: EngineConfig,
+    model: ModelConfig,
+    devices: Sequence[jax.Device] | None = None,
+    progress: ReportProgress = silent,
+) -> Deployment:
     """Lays out `model` on `devices`. The default is the first of this process's devices, as many as one copy needs.
+    `progress` is told if kernels are compiled for it.
 
     Raises:
         ConfigError: the model cannot be split this way, there are too few devices, the page table is too large, or int8
@@ -269,7 +276,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     model = _with_activations(model, config.activations)
     model = split_model(model, config.tensor_parallel, config.expert_parallel, has_tiles=platform == "tpu")
     model = _with_windows_that_matter(model, max_model_len)
-    native = NativeLibrary(_build_dir(config.compile_cache_dir))
+    native = NativeLibrary(_build_dir(config.compile_cache_dir), progress)
     attention = _attention(config, platform, model, native)
     placement = None
     if is_abstract or len(devices) > 1:

@@ -18,7 +18,7 @@ from penstock.engine.models.cpu.block import pack_blocks
 from penstock.engine.models.cpu.panels import pack_head
 from penstock.engine.models.layers.quantized import unpack_in_pieces
 from penstock.engine.processors import bound_xla
-from penstock.engine.progress import ReportProgress
+from penstock.engine.progress import ReportProgress, silent
 from penstock.engine.sharding.linears import prepare_for_tpu
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -32,7 +32,8 @@ def open_model(
     bound_xla()
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
-    deployment = replace(deploy(config, read_model_config(path, config.dtype, config.weights)), unkept=unkept)
+    described = read_model_config(path, config.dtype, config.weights)
+    deployment = replace(deploy(config, described, progress=progress or silent), unkept=unkept)
     tokenizer = Tokenizer.from_dir(path, config.chat_format, split_special_tokens=config.split_special_tokens)
     tokenizer.check_fits(deployment.model.vocab_size)
     defaults = read_generation_defaults(open_checkpoint(path))

@@ -78,4 +78,12 @@ def test_readiness_is_told_too() -> None:
     said: list[str] = []
     with capture_logs(), shown("loading the model", BYTES, said.append) as report:
         report(1_000_000, 2_000_000, "weights")
-    assert said == ["loading the model", "loading the model: 1.0/2.0 MB"]
+        report(0, 0, "compiling")
+    assert said == ["loading the model", "loading the model: 1.0/2.0 MB", "loading the model: compiling"]
+
+
+def test_what_is_not_counted_is_logged_as_it_begins() -> None:
+    with capture_logs() as lines, shown("loading the model", BYTES) as report:
+        report(0, 0, "compiling")
+        report(1, 2, "weights")
+    assert [line.get("what") for line in lines] == [None, "compiling", None]

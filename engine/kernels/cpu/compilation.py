@@ -20,6 +20,7 @@ import jax
 from penstock.engine import kept_files
 from penstock.engine.kernels.cpu.processor_kinds import kinds_here
 from penstock.engine.processors import cpu_facts, num_processors
+from penstock.engine.progress import ReportProgress, silent
 
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
@@ -41,8 +42,9 @@ class UnusableFolderError(NativeUnavailableError):
     """The kernels can't be written to this folder, or can't be loaded from it; another folder may do."""
 
 
-def build_here(build_dir: Path) -> Path:
-    """Returns the library for this exact processor, in `build_dir`; builds it unless it is there, intact.
+def build_here(build_dir: Path, progress: ReportProgress = silent) -> Path:
+    """Returns the library for this exact processor, in `build_dir`; builds it unless it is there, intact, and reports
+    that first.
 
     Raises:
         UnusableFolderError: `build_dir` can't be written to.
@@ -52,6 +54,7 @@ def build_here(build_dir: Path) -> Path:
     flags = _native_flags(compiler)
     library = build_dir / f"kernels-{fingerprint(flags, _processor())}.so"
     if not kept_files.is_whole(library):
+        progress(0, 0, f"{Path(compiler).name} compiles the kernels for this processor, once; it may take minutes")
         compile_library(compiler, flags, library)
     return library
 

@@ -17,6 +17,7 @@ from penstock.engine.kernels.cpu.compilation import NativeUnavailableError, Unus
 from penstock.engine.kernels.cpu.halves import HALF_TABLES
 from penstock.engine.kernels.cpu.layout import ENUMERATIONS, KERNELS, check_layout
 from penstock.engine.kernels.cpu.shipping import shipped_library
+from penstock.engine.progress import ReportProgress, silent
 
 TABLES = (*KERNELS, *HALF_TABLES, *ENUMERATIONS)
 """All tables of layout.h, in the order of layout.cc."""
@@ -28,8 +29,9 @@ _found: dict[Path | None, ctypes.CDLL] = {}  # by requested folder, even if its 
 class NativeLibrary:
     """The kernels in `build_dir`, built when they are first requested. None: there is no folder for them."""
 
-    def __init__(self, build_dir: Path | None) -> None:
+    def __init__(self, build_dir: Path | None, progress: ReportProgress = silent) -> None:
         self._build_dir = build_dir
+        self._progress = progress
         self.missing: str | None = None
         """Why the kernels are not available, once `load_for` has failed."""
         self.instructions: str | None = None
@@ -43,7 +45,7 @@ class NativeLibrary:
         """
         if self.missing is None:
             try:
-                library = load_library(self._build_dir)
+                library = load_library(self._build_dir, self._progress)
             except NativeUnavailableError as error:
                 self.missing = str(error)
             else:
@@ -54,8 +56,9 @@ class NativeLibrary:
         return None
 
 
-def load_library(build_dir: Path | None) -> ctypes.CDLL:
+def load_library(build_dir: Path | None, progress: ReportProgress = silent) -> ctypes.CDLL:
     """Loads the library that was shipped for this processor, or the one in `build_dir`, which is built if needed.
+    `progress` is told before a compiler runs.
 
     A process loads it once, from whichever folder is requested first: XLA refuses a second kernel of the same name. If
     nothing can be kept in `build_dir`, or loaded from it, the library is built for this process alone.
@@ -65,17 +68,17 @@ def load_library(build_dir: Path | None) -> ctypes.CDLL:
         KernelLayoutError: the kernels take or return other things than Python passes them.
     """
     if build_dir not in _found:
-        _found[build_dir] = _find(build_dir)
+        _found[build_dir] = _find(build_dir, progress)
     return _found[build_dir]
 
 
-def _find(build_dir: Path | None) -> ctypes.CDLL:
+def _find(build_dir: Path | None, progress: ReportProgress) -> ctypes.CDLL:
     with suppress(UnusableFolderError):
         if (shipped := shipped_library()) is not None:
             return _load(shipped)
     if build_dir is not None:
         try:
-            return _load(build_here(build_dir))
+            return _load(build_here(build_dir, progress))
         except UnusableFolderError as error:
             kept_files.say_unkept(build_dir, error)
     try:
@@ -83,7 +86,7 @@ def _find(build_dir: Path | None) -> ctypes.CDLL:
     except OSError as error:
         raise UnusableFolderError(f"there is no folder to build the kernels in: {error}") from error
     with scratch as folder:  # the mapping outlives the file
-        return _load(build_here(Path(folder)))
+        return _load(build_here(Path(folder), progress))
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -60,9 +60,11 @@ def test_a_compiler_that_cannot_be_run_is_a_reason_too(tmp_path: Path, monkeypat
 def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path / "c++", f'echo called >> "{tmp_path}/calls"; for last; do :; done; echo built > "$last"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    first = build_here(tmp_path / "built")
+    told: list[tuple[int, int, str]] = []
+    first = build_here(tmp_path / "built", lambda *now: told.append(now))
     assert first.read_text() == "built\n"
-    assert build_here(tmp_path / "built") == first
+    assert build_here(tmp_path / "built", lambda *now: told.append(now)) == first
+    assert told == [(0, 0, "c++ compiles the kernels for this processor, once; it may take minutes")]
     assert sorted((tmp_path / "built").iterdir()) == [first, first.with_name(f"{first.name}.sha256")]
     assert len((tmp_path / "calls").read_text().splitlines()) == len(SOURCES) + 1  # and to link them
     monkeypatch.setattr("penstock.engine.kernels.cpu.compilation._processor", lambda: "another")
