@@ -59,6 +59,8 @@ def keep_compilations(directory: Path) -> str | None:
         "jax_compilation_cache_dir": str(directory),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
+        # XLA's own caches for GPUs would lie in `directory`, whose path is then in each key: moved, it had no entry.
+        "jax_persistent_cache_enable_xla_caches": "none",
     }
     compilation_cache.get_file_cache = _checked_cache
     for name, value in settings.items():

@@ -42,6 +42,7 @@ def test_every_compilation_is_kept_however_small(tmp_path: Path, monkeypatch: py
         "jax_compilation_cache_dir": str(tmp_path / "a" / "b"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_persistent_cache_enable_xla_caches": "none",
     }
 
 

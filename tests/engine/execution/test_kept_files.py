@@ -16,8 +16,10 @@ from tests.engine.loading.harms import HARMS
 
 
 @pytest.fixture
-def compiled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Compiles a function as a new process does, with `tmp_path` as its cache, and counts how often it had to."""
+def compiled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Compiles a function as a new process does, with `tmp_path` or another folder as its cache, and counts how often
+    it had to.
+    """
     compiled = 0
 
     def count(*_: object, **__: object) -> None:
@@ -26,15 +28,15 @@ def compiled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     names = (
         "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
+        "jax_persistent_cache_min_entry_size_bytes", "jax_persistent_cache_enable_xla_caches",
     )  # fmt: skip
     before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setattr("jax._src.compiler._cache_write", _counting(count))
 
-    def compile_once() -> int:
+    def compile_once(folder: Path = tmp_path) -> int:
         nonlocal compiled
         compiled = 0
-        assert keep_compilations(tmp_path) is None
+        assert keep_compilations(folder) is None
         reset_cache()
         assert int(jax.jit(lambda x: x * 3 + 1).lower(np.int32(1)).compile()(np.int32(2))) == 7
         return compiled
@@ -69,6 +71,13 @@ def test_a_harmed_program_is_compiled_again_and_kept_anew(
     assert compiled_in() == 1
     assert len(entry.read_bytes()) == pytest.approx(len(whole), rel=0.1)
     assert compiled_in() == 0
+
+
+@pytest.mark.versions
+def test_programs_are_found_in_a_folder_that_was_moved(compiled_in: Callable[[Path], int], tmp_path: Path) -> None:
+    assert compiled_in(tmp_path / "a") == 1
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert compiled_in(tmp_path / "b") == 0
 
 
 def test_without_its_folder_a_program_is_compiled_and_no_more(compiled_in: Callable[[], int], tmp_path: Path) -> None:
