@@ -1,5 +1,7 @@
 """Makes what a release consists of in `dist/`: `make release` runs it. It ends before anything is uploaded.
 
+All is made from the files of the commit that is checked out when it begins; the tree may change meanwhile.
+
 - An sdist, a wheel for any machine, and for each type of machine that a compiler here makes code for a wheel with the
   CPU kernels inside. Its tag is that of the oldest glibc that has every symbol they need.
 - `notes.md`, from the changelog, and an annotated tag of the commit.
@@ -22,20 +24,24 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from penstock import __version__
 from penstock.engine.kernels.cpu.processor_kinds import TARGETS
-from penstock.engine.kernels.cpu.shipping import build_all
 from penstock.installed import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 SHIPPED = "penstock/engine/kernels/cpu/shipped"
 
+_VERSION = "import penstock; print(penstock.__version__)"
+_BUILD = """
+import pathlib, sys
+from penstock.engine.kernels.cpu.shipping import build_all
+for library in build_all(pathlib.Path(sys.argv[1]), *sys.argv[2:]):
+    print(library)
+"""
 _LOAD = "from penstock.engine.kernels.cpu import load_library, shipped_library as s; assert s(); load_library(None)"
-
-
 _LOADER = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -57,28 +63,51 @@ def release(dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[
     Args:
         dist: an empty or missing folder.
         machines: types of machines in `TARGETS` whose wheels are wanted.
-        rehearse: takes the notes of the next version if there are some, and any state of the tree; makes no tag.
+        rehearse: takes the notes of the next version if there are some; makes no tag.
 
     Raises:
         CannotRelease: the tree is not that of a release, or a check failed.
     """
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    section = "Unreleased" if rehearse and "\n## Unreleased" in changelog else __version__
-    if not rehearse and _output("git", "status", "--porcelain"):
-        raise CannotRelease("the tree has changes that are not committed")
-    notes = notes_of(changelog, section)
+    if changes := _output("git", "status", "--porcelain").splitlines():
+        if not rehearse:
+            raise CannotRelease("the tree has changes that are not committed")
+        yield f"left out: what is not committed, in {len(changes)} files"
+    commit = _output("git", "rev-parse", "HEAD").strip()
+    with exported(commit) as source:
+        version = _output(sys.executable, "-c", _VERSION, cwd=source, environment=_importing(source)).strip()
+        yield f"version {version} from commit {commit[:12]}"
+        yield from _made(source, version, dist, machines, rehearse=rehearse)
+    if not rehearse:
+        _output("git", "tag", "--annotate", "--message", f"Penstock {version}", f"v{version}", commit)
+        yield f"tagged v{version}; push the tag, and upload dist/*.whl and dist/*.tar.gz with twine"
+
+
+@contextmanager
+def exported(commit: str) -> Iterator[Path]:
+    """Yields a folder with the files of a commit, which no change to the tree reaches."""
+    with tempfile.TemporaryDirectory(prefix="penstock-release-") as folder:
+        archive, source = Path(folder, "source.tar"), Path(folder, "source")
+        _output("git", "archive", "--output", str(archive), commit)
+        shutil.unpack_archive(archive, source, filter="data")
+        yield source
+
+
+def _made(source: Path, version: str, dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[str]:
+    """Builds and checks everything from the files in `source`, and yields what was done."""
+    changelog = (source / "CHANGELOG.md").read_text()
+    notes = notes_of(changelog, "Unreleased" if rehearse and "\n## Unreleased" in changelog else version)
     if dist.exists():
         shutil.rmtree(dist)
     dist.mkdir(parents=True)
     for kind in ("sdist", "wheel"):
-        yield f"built {_built(kind, dist)}"
+        yield f"built {_built(kind, source, dist)}"
     (pure,) = dist.glob("*.whl")
     for machine in machines:
         compiler = compiler_for(machine)
         if compiler is None:
             yield f"no wheel for {machine}: there is no {machine}-linux-gnu-g++"
             continue
-        wheel = _with_kernels(pure, machine, compiler)
+        wheel = _with_kernels(pure, source, machine, compiler)
         yield f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB"
         if machine == platform.machine():
             yield f"checked {wheel.name}: kernels load without a compiler under {_tried(wheel)}"
@@ -87,12 +116,9 @@ def release(dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[
         else:
             num_loaded = load_emulated(wheel, machine, compiler, emulator)
             yield f"checked {wheel.name}: its {num_loaded} libraries load in qemu"
-    yield from _checked(dist)
+    yield from _checked(source, version, dist)
     (dist / "notes.md").write_text(notes)
     yield f"wrote notes.md: {len(notes.splitlines())} lines"
-    if not rehearse:
-        _output("git", "tag", "--annotate", "--message", f"Penstock {__version__}", f"v{__version__}")
-        yield f"tagged v{__version__}; push the tag, and upload dist/*.whl and dist/*.tar.gz with twine"
 
 
 def notes_of(changelog: str, section: str) -> str:
@@ -144,14 +170,20 @@ def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def _built(kind: str, dist: Path) -> str:
+def _importing(source: Path) -> dict[str, str]:
+    """Returns an environment in which Python imports `penstock` from `source`, not from the tree."""
+    return {**os.environ, "PYTHONPATH": str(source)}
+
+
+def _built(kind: str, source: Path, dist: Path) -> str:
     code = f"from hatchling.build import build_{kind}; print(build_{kind}({str(dist)!r}))"
-    return _output(sys.executable, "-c", code).split()[-1]
+    return _output(sys.executable, "-c", code, cwd=source).split()[-1]
 
 
-def _with_kernels(pure: Path, machine: str, compiler: str) -> Path:
+def _with_kernels(pure: Path, source: Path, machine: str, compiler: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="penstock-release-") as folder:
-        libraries = list(build_all(Path(folder), machine, compiler))
+        building = (sys.executable, "-c", _BUILD, folder, machine, compiler)
+        libraries = [Path(line) for line in _output(*building, environment=_importing(source), cwd=source).split()]
         tag = "py3-none-manylinux_{}_{}_{}".format(*glibc_of(libraries), machine)
         target = pure.with_name(pure.name.replace("py3-none-any", tag))
         files = {f"{SHIPPED}/{file.name}": file.read_bytes() for file in Path(folder).glob("*.so*")}
@@ -186,25 +218,25 @@ def load_emulated(wheel: Path, machine: str, compiler: str, emulator: str) -> in
         return len(libraries)
 
 
-def _checked(dist: Path) -> Iterator[str]:
+def _checked(source: Path, version: str, dist: Path) -> Iterator[str]:
     files = sorted(map(str, [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]))
     _output(str(Path(os.environ.get("TWINE", "twine"))), "check", "--strict", *files)
     yield f"twine finds nothing wrong with {len(files)} files"
     (wheel, *_) = sorted(dist.glob(f"*{platform.machine()}.whl")) or sorted(dist.glob("*.whl"))
-    for version in PYTHONS:
-        python = _python(version)
+    for number in PYTHONS:
+        python = _python(number)
         if python is None:
-            yield f"not tried on Python {version}: it is not here"
+            yield f"not tried on Python {number}: it is not here"
             continue
         with tempfile.TemporaryDirectory() as folder:
             _output(python, "-m", "venv", folder)
-            constraints = ROOT / "constraints" / f"py{version.replace('.', '')}.txt"
+            constraints = source / "constraints" / f"py{number.replace('.', '')}.txt"
             bare = f"{folder}/bin"
             _output(f"{bare}/pip", "install", "--quiet", "--constraint", str(constraints), str(wheel), cwd=Path(folder))
-            said = _output(f"{bare}/python", "-c", "import penstock; print(penstock.__version__)", cwd=Path(folder))
-            if said.strip() != __version__ or _output(f"{bare}/penstock", "version").strip() != __version__:
-                raise CannotRelease(f"{wheel.name} on Python {version} is version {said.strip()}, not {__version__}")
-        yield f"{wheel.name} can be imported on Python {version} with what it needs and nothing else"
+            said = _output(f"{bare}/python", "-c", _VERSION, cwd=Path(folder))
+            if said.strip() != version or _output(f"{bare}/penstock", "version").strip() != version:
+                raise CannotRelease(f"{wheel.name} on Python {number} is version {said.strip()}, not {version}")
+        yield f"{wheel.name} can be imported on Python {number} with what it needs and nothing else"
 
 
 def _python(version: str) -> str | None:
@@ -229,14 +261,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where everything goes; emptied first")
     parser.add_argument("--machine", action="append", choices=sorted(TARGETS), help="by default all")
-    parser.add_argument("--rehearse", action="store_true", help="from any tree, with the notes so far, without a tag")
+    parser.add_argument("--rehearse", action="store_true", help="with the notes so far, without a tag")
     arguments = parser.parse_args()
     try:
-        for line in release(arguments.dist, arguments.machine or sorted(TARGETS), rehearse=arguments.rehearse):
+        machines = arguments.machine or sorted(TARGETS)
+        for line in release(arguments.dist.absolute(), machines, rehearse=arguments.rehearse):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     except CannotRelease as error:
-        sys.exit(f"{DISTRIBUTION} {__version__}: {error}")
+        sys.exit(f"{DISTRIBUTION}: {error}")
 
 
 if __name__ == "__main__":

@@ -90,3 +90,26 @@ def test_a_tree_with_changes_is_no_release(made: ModuleType, monkeypatch: pytest
     with pytest.raises(made.CannotRelease, match="changes that are not committed"):
         next(made.release(tmp_path / "dist", ["x86_64"], rehearse=False))
     assert not (tmp_path / "dist").exists()
+
+
+def test_a_commit_is_built_while_the_tree_changes(
+    made: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@localhost", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(made._output, "__kwdefaults__", {"cwd": tmp_path, "environment": None})
+    git("init")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("committed")
+    (tmp_path / "link").symlink_to("folder")
+    git("add", ".")
+    git("commit", "--message", "all")
+    (tmp_path / "folder" / "file").write_text("changed")
+    (tmp_path / "new").touch()
+    with made.exported("HEAD") as source:
+        (tmp_path / "folder" / "file").write_text("changed again")
+        assert (source / "link" / "file").read_text() == "committed"
+        assert sorted(path.name for path in source.iterdir()) == ["folder", "link"]
+    assert not source.exists()
