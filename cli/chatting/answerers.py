@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,6 +24,7 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_LINE = 2**22
+_PREFILL = re.compile(r": prefill ([0-9]{1,9})/([0-9]{1,9})")
 _SHOWN = 500  # characters of an answer that is no JSON
 
 
@@ -100,13 +102,13 @@ class HttpAnswerer:
     def answer(
         self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
     ) -> Iterator[Piece]:
-        """Yields the answer as it comes. HTTP has no word for how far a prompt is."""
+        """Yields the answer as it comes. A gateway of ours says how far a prompt is, once it has sent its status."""
         body = {"model": self._model, "messages": messages, "stream": True, **settings}
         body["stream_options"] = {"include_usage": True}
         with closing(self._connected()) as connection:
             try:
                 answer = self._asked(connection, "POST", "/chat/completions", json.dumps(body))
-                for event in _events(answer):
+                for event in _events(answer, on_prefill):
                     yield _piece(event)
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
@@ -155,10 +157,12 @@ def _parsed(url: str) -> SplitResult:
     return at
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(answer: http.client.HTTPResponse, on_prefill: Callable[[Prefill], object]) -> Iterator[dict[str, Any]]:
     """Yields the objects of a stream of server-sent events."""
     while line := answer.readline(_LONGEST_LINE):
         data = line.decode(errors="replace").strip()
+        if found := _PREFILL.fullmatch(data):
+            on_prefill(Prefill(int(found[1]), int(found[2])))
         if not data.startswith("data:"):
             continue
         data = data.removeprefix("data:").strip()

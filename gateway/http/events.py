@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from penstock.gateway.errors import ApiError
-from penstock.producer import Chunk, Reply
+from penstock.producer import Chunk, Prefill, Reply
 
 PING = b": ping\n\n"
+"""A comment: readers of events pass over it."""
 
 Place: TypeAlias = tuple[int, int, int]
 """An event's id, as numbers that compare in the order of events."""
@@ -42,6 +43,11 @@ class EventWriter(Protocol):
 
     def error(self, error: ApiError) -> Iterable[ServerSentEvent | None]:
         """Returns the events that say why the stream ended early."""
+
+
+def prefill_comment(prefill: Prefill) -> bytes:
+    """Returns a comment that says how far a long prompt is computed."""
+    return f": prefill {prefill.done}/{prefill.total}\n\n".encode()
 
 
 def place_of(event_id: str) -> Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from penstock.gateway.http.events import (
     ServerSentEvent,
     encode,
     entry_of,
+    prefill_comment,
 )
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.resuming import AFTER_ALL, Entry, Sought, SoughtPlace
@@ -37,7 +38,7 @@ class EventStream(Response):
 
     The status is held back until there is an event, or until `commit_after_s`. An error before that has its own status,
     as has an `after` that is not an event of the reply. From then on a comment is sent whenever there was nothing for
-    `ping_interval_s`.
+    `ping_interval_s`, and with each word of how far a long prompt is computed.
 
     Args:
         reply: read from its beginning, and closed at the end.
@@ -89,6 +90,7 @@ class EventStream(Response):
         """Whether the status was sent, so that errors have to be events."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
         self._is_quiet = True  # since the last check of `_keep_alive`
+        self._has_prefilled = asyncio.Event()  # since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -203,8 +205,13 @@ class EventStream(Response):
         if self._sought:
             await self._is_placed.wait()
         await asyncio.sleep(self._commit_after_s)
+        self._reply.on_prefill(lambda prefill: self._has_prefilled.set())
         while True:
-            if self._is_quiet:
+            self._has_prefilled.clear()
+            if (prefill := self._reply.prefill) is not None:
+                await self._write(self._open() + prefill_comment(prefill), send)
+            elif self._is_quiet:
                 await self._write(self._open() or PING, send)
             self._is_quiet = True
-            await asyncio.sleep(self._ping_interval_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_prefilled.wait(), self._ping_interval_s)

@@ -14,11 +14,14 @@ from unittest import mock
 
 import pytest
 
+from penstock.cli.chatting.answerers import HttpAnswerer
 from penstock.cli.chatting.conversation import Conversation, Refused
 from penstock.cli.chatting.lines import texts
 from penstock.local.data_folder import DataFolder, Owner
 from penstock.local.embedded import EmbeddedServer
+from penstock.producer import Prefill
 from penstock.protocol.redis.connection import connect
+from penstock.protocol.wire import ChunkEntry
 from tests.cli.cli_process import Outcome, Terminal, command, environment
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
@@ -102,6 +105,28 @@ async def test_over_http_with_a_key(redis_url: str) -> None:
     assert worker.taken[1].seed == 3
     assert refused.status == 1
     assert "penstock: the server answered 401: " in refused.err
+
+
+async def test_over_http_a_gateway_says_how_far_a_long_prompt_is(redis_url: str) -> None:
+    told: list[Prefill] = []
+
+    async def slowly(reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.write(ChunkEntry(index=0, offset=0, text="", tokens=(), prefill_done=2048, prefill_total=6800))
+        await eventually(lambda: told)
+        await reply.chunk("a")
+        await reply.end()
+
+    redis = connect(redis_url, decode=True)
+    await announce(redis)
+    await redis.aclose()
+    async with running_gateway(redis_url, commit_after_s=0.01) as gateway, ScriptedWorker(redis_url, slowly):
+        asked = [{"role": "user", "content": "one"}]
+        pieces = await asyncio.to_thread(
+            lambda: [*HttpAnswerer(gateway.url, None, None).answer(asked, {}, told.append)]
+        )
+    assert {*told} == {Prefill(2048, 6800)}
+    assert "".join(piece.text for piece in pieces) == "a"
 
 
 @pytest.mark.parametrize(

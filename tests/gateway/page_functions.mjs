@@ -81,6 +81,13 @@ const functions = {
     const reader = new page.EventReader();
     return pieces.flatMap((piece) => reader.feed(piece));
   },
+  // How far a long prompt is, as comments in these pieces say.
+  prefills: (pieces) => {
+    const told = [];
+    const reader = new page.EventReader((...prefill) => told.push(prefill));
+    for (const piece of pieces) reader.feed(piece);
+    return told;
+  },
   // An answer and its message, out of the data of events.
   answer: (datas) => {
     const answer = page.newAnswer();

@@ -149,6 +149,8 @@ def test_events_are_read_wherever_the_stream_is_cut() -> None:
     sizes = range(1, len(stream))
     pieces = [[stream[place : place + size] for place in range(0, len(stream), size)] for size in sizes]
     assert in_node(*(["events", each] for each in pieces)) == [expected] * len(pieces)
+    comments = [": pre", "fill 2048/6800\n\n: prefill x/1\n\ndata: : prefill 1/1\n\n: prefill 6800/6800\n\n"]
+    assert in_node(["prefills", comments]) == [[[2048, 6800], [6800, 6800]]]
 
 
 @needs_node

@@ -131,9 +131,9 @@ function showState() {
   showRequest();
 }
 
-async function read(body, onEvent) {
+async function read(body, onEvent, onPrefill) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  const events = new EventReader();
+  const events = new EventReader(onPrefill);
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
@@ -155,7 +155,7 @@ async function ask(body, signal) {
       addTo(answer, data);
       if (firstAt === null && messageOf(answer) !== null) firstAt = performance.now();
       show();
-    });
+    }, item.tellPrefill);
     if (!answer.isWhole) throw new Error("the connection broke before the end of the answer");
   } catch (error) {
     failure = error;

@@ -16,11 +16,15 @@ export function newAnswerItem(list) {
   const details = newElement("details", { hidden: true }, [newElement("summary", { textContent: "Reasoning" }), reasoning]);
   const text = newElement("div", { className: "markdown" });
   const calls = newElement("div", { className: "plain" });
-  const footer = newElement("footer");
+  const footer = newElement("footer", { textContent: "waiting for the first token" });
   item.append(details, text, calls, footer);
   const view = new MarkdownView(text);
   return {
+    tellPrefill(done, total) {
+      footer.textContent = `reading the prompt: ${done.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} tokens`;
+    },
     show(answer) {
+      footer.textContent = "";
       const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
       details.hidden = answer.reasoning === "";
       reasoning.textContent = answer.reasoning;

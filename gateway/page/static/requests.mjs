@@ -86,6 +86,12 @@ export class EventReader {
   #rest = "";
   #data = [];
   #endedWithCR = false;
+  #onPrefill;
+
+  // `onPrefill` is called where a comment says how many tokens of a long prompt are computed, and of how many.
+  constructor(onPrefill = () => {}) {
+    this.#onPrefill = onPrefill;
+  }
 
   // The data of the events that are complete with this piece.
   feed(piece) {
@@ -101,6 +107,8 @@ export class EventReader {
       const data = this.#data.splice(0);
       return data.length ? [data.join("\n")] : [];
     }
+    const prefill = /^: prefill (\d+)\/(\d+)$/.exec(line);
+    if (prefill !== null) this.#onPrefill(Number(prefill[1]), Number(prefill[2]));
     if (line === "data") this.#data.push("");
     else if (line.startsWith("data:")) this.#data.push(line.slice(line[5] === " " ? 6 : 5));
     return [];

@@ -17,6 +17,7 @@ from penstock.gateway.http.events import BEFORE_ALL, Place, ServerSentEvent, enc
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import AsyncClient, Chunk, Reply
+from penstock.protocol.wire import ChunkEntry
 from tests.support.patience import eventually
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import events_of
@@ -213,6 +214,25 @@ async def test_the_status_does_not_wait_for_ever_and_comments_keep_the_connectio
         await eventually(lambda: stream.sent.body.count(": ping\n\n") >= 3)
     assert stream.sent.status == 200
     assert not stream.sent.data
+
+
+async def test_comments_say_how_far_a_long_prompt_is_once_the_status_is_sent(redis_url: str) -> None:
+    sent: list[Sent] = []
+
+    async def slowly(reply: ScriptedReply) -> None:
+        await reply.own()
+        for done in (100, 200, 300):
+            await reply.write(ChunkEntry(index=0, offset=0, text="", tokens=(), prefill_done=done, prefill_total=300))
+            await eventually(lambda done=done: sent and f": prefill {done}/300\n\n" in sent[0].body)
+        await reply.chunk("word")
+        await reply.end()
+
+    async with streaming(redis_url, slowly, commit_after_s=0.01) as stream:
+        sent.append(stream.sent)
+        await stream.task
+    assert stream.sent.status == 200
+    assert stream.sent.body.partition("id:")[0].rpartition(": prefill")[2] == " 300/300\n\n"
+    assert stream.sent.data == ["word", "same entry", "end"]
 
 
 @pytest.mark.parametrize(("behave", "status"), [(nothing, 503), (word_and_no_end, 200)])
