@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 
 from penstock.engine.text.response.flaws import STRAY, Flaw
@@ -119,6 +119,11 @@ class ReplyFormat:
         is_tagged = not self.has_messages and opening and opening[0] in self.delimiters
         return {**STRAY, **self.flaws} if is_tagged else self.flaws
 
+    def special_within(self, special_tokens: Iterable[str]) -> tuple[str, ...]:
+        """Returns the special tokens that its syntax has: its delimiters, and those that are a part of a tag."""
+        syntax = "\0".join(_texts((self.calls, self.reasoning, self.text_begin, self.text_end, self.next_part)))
+        return tuple(token for token in special_tokens if token in self.delimiters or is_inside(token, syntax))
+
     def without_reasoning(self) -> ReplyFormat:
         """Returns the format that leaves reasoning in the text. Messages say of themselves what they are."""
         return self if self.has_messages else replace(self, reasoning=None)
@@ -133,3 +138,18 @@ class ReplyFormat:
         longest_first = sorted(self.delimiters, key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first))
         return tuple(piece for piece in re.split(f"({pattern})", syntax) if piece)
+
+
+def is_inside(special_token: str, syntax: str) -> bool:
+    """Whether a special token stands in a piece of syntax. Words and white space of a text are no tokens there."""
+    return special_token in syntax and not special_token.isalnum() and not special_token.isspace()
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yields every text in a part of a format."""
+    if isinstance(value, str):
+        yield value
+    elif is_dataclass(value):
+        yield from (text for each in fields(value) for text in _texts(getattr(value, each.name)))
+    elif isinstance(value, tuple):
+        yield from (text for each in value for text in _texts(each))

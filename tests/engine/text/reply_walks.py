@@ -44,10 +44,10 @@ _TEXTS = (
 
 
 class Vocabulary:
-    """A tokenizer with the delimiters of all formats, as grammars and as replies see it."""
+    """A tokenizer with the delimiters of all formats, or with others, as grammars and as replies see it."""
 
-    def __init__(self) -> None:
-        self.tokenizer = Tokenizer(chat_tokenizer())
+    def __init__(self, special: Sequence[str] = ()) -> None:
+        self.tokenizer = Tokenizer(chat_tokenizer(special))
         self.special_token_ids = self.tokenizer.special_token_ids
         eos = self.special_token_ids[EOS]
         vocabulary = vocabulary_of(self.tokenizer, self.tokenizer.vocab_size, (eos,))
@@ -149,7 +149,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary()
 
 
-def chat_tokenizer() -> PreTrainedTokenizerFast:
+def chat_tokenizer(special: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -157,8 +157,8 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(_TEXTS * 4, trainer)
     delimiters = {delimiter for format_ in FORMATS.values() for delimiter in format_.delimiters}
-    backend.add_special_tokens([EOS, *sorted(delimiters.difference(ORDINARY))])
-    backend.add_tokens(list(ORDINARY))
+    backend.add_special_tokens([EOS, *(special or sorted(delimiters.difference(ORDINARY)))])
+    backend.add_tokens([] if special else list(ORDINARY))
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from llguidance import regex_to_lark
+
+from penstock.engine.text.response.syntax import is_inside
 
 _ASCII_CLASSES = "dw"  # \d and \w, as in ECMAScript; \s has all white space there, too
 ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are not text
@@ -50,10 +53,8 @@ class GrammarWriter:
         return f"@{name}"
 
     def spell(self, pieces: Iterable[str]) -> str:
-        """Returns text whose pieces are special tokens or ordinary text."""
-        return sequence(
-            f"<[{self._special_token_ids[piece]}]>" if self.is_special(piece) else literal(piece) for piece in pieces
-        )
+        """Returns text whose pieces are special tokens, or ordinary text that may have special tokens inside."""
+        return sequence(self._spell(part) for piece in pieces for part in self._parts(piece))
 
     def is_special(self, piece: str) -> bool:
         return piece in self._special_token_ids
@@ -61,8 +62,11 @@ class GrammarWriter:
     def until(self, piece: str, text: str = ANY, gap: str = "") -> str:
         """Returns `text` up to and including the first `piece`; `gap` may come between them."""
         between = f"({literal(gap)})?" if gap else ""
-        if self.is_special(piece):
+        first, *rest = self._parts(piece)
+        if self.is_special(first):
             return sequence([self.terminal(text), between, self.spell([piece])])
+        if rest:  # text before a special token takes all there is, so what the piece begins with is a part of it
+            return sequence([self.terminal(sequence([f"({text})", between, literal(first)])), self.spell(rest)])
         return self.lazy(sequence([self.terminal(text), between, literal(piece)]))
 
     def source(self, start: str) -> str:
@@ -72,6 +76,17 @@ class GrammarWriter:
         if not self._grammars:
             return main
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *self._grammars]})
+
+    def _parts(self, piece: str) -> list[str]:
+        """Splits a piece of syntax at the special tokens that it is, or has inside."""
+        inside = [token for token in self._special_token_ids if token == piece or is_inside(token, piece)]
+        if not inside or piece in inside:
+            return [piece]
+        pattern = "|".join(map(re.escape, sorted(inside, key=len, reverse=True)))
+        return [part for part in re.split(f"({pattern})", piece) if part]
+
+    def _spell(self, part: str) -> str:
+        return f"<[{self._special_token_ids[part]}]>" if self.is_special(part) else literal(part)
 
     def _named(self, kind: str, options: str, body: str) -> str:
         self.num_chars += len(body)

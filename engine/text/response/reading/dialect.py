@@ -26,7 +26,7 @@ class Dialect:
 
 def dialect(format_: ReplyFormat, special_token_ids: Mapping[str, int]) -> Dialect:
     """Makes the dialect of a format. `special_token_ids` has all special tokens; other delimiters are ordinary text."""
-    delimiters = [delimiter for delimiter in format_.delimiters if delimiter in special_token_ids]
+    delimiters = format_.special_within(special_token_ids)
     character = {delimiter: chr(FIRST_DELIMITER + number) for number, delimiter in enumerate(delimiters)}
     return Dialect(
         _rewritten(format_, character),
