@@ -83,7 +83,7 @@ def _converse(answerer: Answerer, conversation: Conversation, screen: _Screen) -
 
 
 def _take_turn(answerer: Answerer, conversation: Conversation, text: str, screen: _Screen) -> None:
-    """Answers one text. What was stopped is kept as far as it came; what failed is not kept."""
+    """Answers one text. A stopped answer is kept as far as it came, a failed one is not."""
     answer = _Answer()
     try:
         asked = conversation.ask(text), conversation.settings
@@ -133,7 +133,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Screen:
-    """Says on stderr what is beside the answers: they alone are the output."""
+    """Says on stderr what is not an answer: answers alone are the output."""
 
     is_typed: bool
     has_failed: bool = False

@@ -60,9 +60,8 @@ def map_rows(
 ) -> None:
     """Generate for each row of a file, and write the rows with their replies to another.
 
-    A run that was stopped or killed goes on where it stopped when the same command runs again: rows that have their
-    reply are passed over, and no reply that Redis still keeps is paid again. OUTPUT.job beside the output keeps what
-    that takes.
+    Run the same command again to resume a run that was stopped or killed. It skips rows that have their reply, and
+    generates no reply again that Redis still keeps. OUTPUT.job beside the output keeps what that takes.
 
     Exit status: 0 all rows have their reply; 1 some failed, or the run did; 2 wrong usage; 130 interrupted.
     """

@@ -31,8 +31,8 @@ def pull(
 ) -> None:
     """Fetch a model: `smollm2`, an id on the Hugging Face Hub, or the URL of a GGUF file.
 
-    It prints where the model is. A download that was cut off goes on where it stopped. The Hub's models are in the
-    cache of its own client, which `hf cache` looks after; --list and --remove know the others.
+    It prints where the model is. A download that was cut off is resumed. The Hub's models are in the cache of its own
+    client, which `hf cache` manages; --list and --remove know the others.
 
     Exit status: 1 it could not be fetched, or is not there to be removed.
     """

@@ -142,7 +142,7 @@ class _Watch:
                 drop_connections(self._redis)  # idle ones may be dead as well, and each would cost `ANSWER_S`
 
     async def _ask_witness(self) -> None:
-        """Checks for writes: a demoted server would show old data for ever."""
+        """Checks for writes: a demoted server would show old data forever."""
         command = self._witness.due()
         if command is not None:
             with suppress(exceptions.ResponseError):

@@ -41,8 +41,8 @@ class EngineConfig:
     activations: Annotated[
         str,
         Setting(
-            "What int8 weights are multiplied with: auto (what the checkpoint says), or int8, which quantizes"
-            " activations token by token.",
+            "Type of the activations that int8 weights are multiplied by: auto (as the checkpoint says), or int8, "
+            "which quantizes them token by token.",
             one_of=("auto", "int8"),
         ),
     ] = "auto"
@@ -104,30 +104,32 @@ class EngineConfig:
     same_tokens: Annotated[
         bool,
         Setting(
-            "Let no timing at the start choose what may change tokens, so that workers alike have one arithmetic. "
+            "Never choose by timings at the start what may change tokens, so that equal workers have one arithmetic. "
             "off: the quickest is chosen, which is an arithmetic of its own."
         ),
     ] = True
     logprobs_mode: Annotated[
         str,
         Setting(
-            "Which distribution log-probabilities are of: adjusted (after bias, penalties and masks, before "
-            "temperature and filters), or raw_logprobs (the model's own, as vLLM's default).",
+            "Distribution of log-probabilities: adjusted (after bias, penalties and masks, before temperature and "
+            "filters), or raw_logprobs (the model's own, vLLM's default).",
             one_of=("adjusted", RAW_LOGPROBS),
         ),
     ] = "adjusted"
     speculation: Annotated[
         str,
         Setting(
-            "How tokens are guessed ahead, to verify several at once: ngram (what followed the last tokens "
-            "where prompt or reply had them before) or off. Replies are the same.",
+            "How tokens are guessed, to verify several at once: ngram (what followed the last tokens earlier in "
+            "prompt or reply) or off. Replies are the same.",
             one_of=("ngram", "off"),
         ),
     ] = "ngram"
     max_draft_tokens: Annotated[
         int, Setting("Most guessed tokens of one sequence that a step verifies.", 1, sane=1 << 10)
     ] = 15
-    prefix_caching: Annotated[bool, Setting("Keep the pages of finished prompts for prompts that begin alike.")] = True
+    prefix_caching: Annotated[bool, Setting("Keep the pages of finished prompts for prompts with the same prefix.")] = (
+        True
+    )
     prefill_share: Annotated[
         float,
         Setting(
@@ -178,8 +180,8 @@ class EngineConfig:
     split_special_tokens: Annotated[
         bool,
         Setting(
-            "Whether special tokens that a message of a chat spells, other than the assistant's, are text. Those "
-            "of the chat template stay what they are.",
+            "Treat special tokens spelled in a chat's messages as text, except in the assistant's. Those of the "
+            "chat template stay special.",
         ),
     ] = False
     compile_cache_dir: Annotated[

@@ -145,7 +145,7 @@ class ToolCallDelta:
 
 
 class Prefill(NamedTuple):
-    """How far a prompt is computed that takes several steps, with the reply so far if the request was resumed."""
+    """Progress of a prompt that takes several steps, with the reply so far if the request was resumed."""
 
     num_computed: int  # tokens, those from the prefix cache included
     num_tokens: int
@@ -157,7 +157,8 @@ class Output:
 
     `text` is what these tokens released: bytes of an unfinished character, and text that could still become a stop
     string, come with a later output. Joined over all outputs it is the choice's whole text. The last output of a choice
-    has a `finish_reason`; it may have no tokens. An output with `prefill` says how far the prompt is, and nothing else.
+    has a `finish_reason`; it may have no tokens. An output with `prefill` reports the progress of the prompt, and
+    nothing else.
     """
 
     request_id: str

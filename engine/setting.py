@@ -57,7 +57,7 @@ class Declared(NamedTuple):
 
     Attributes:
         type: without its `Setting`.
-        default: what it is where nobody sets it; None where it is made up then.
+        default: its value where nobody sets it; None where it is derived then.
         setting: its meaning and range.
     """
 

@@ -8,7 +8,7 @@ MAX_TOLD = 1000
 
 
 class Once:
-    """Things that were told, the latest last. Over `MAX_TOLD` the one that is longest ago is forgotten."""
+    """Things that were told, the latest last. Over `MAX_TOLD` the oldest is forgotten."""
 
     def __init__(self) -> None:
         self._told: dict[Hashable, None] = {}

@@ -109,15 +109,14 @@ class GatewaySettings(Rereadable):
     )
     isolate_prefix_cache: bool = setting(
         "Server",
-        "Share no cached prefixes between tenants of API keys: their timing tells what others asked "
-        "before. What all tenants begin with is then computed once for each. Needs workers that know "
-        "`cache_salt`.",
+        "Share no cached prefixes between tenants of API keys: the timing of an answer reveals what others "
+        "asked. A common prefix is then computed once for each tenant. Needs workers that know `cache_salt`.",
         False,
     )
     page: bool = setting("Server", "Serve pages: at / to try it in a browser, at /docs about the API.", True)
     cors_origins: Names = setting(
         "Server",
-        "Origins whose pages in a browser may ask, separated by commas; * for any. By default no other origin.",
+        "Origins whose pages may use the gateway from a browser, separated by commas; * for any. By default no other.",
         (),
         "",
     )

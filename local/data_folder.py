@@ -29,7 +29,7 @@ class Owner:
 
 
 class DataFolder:
-    """Belongs to this process between `__enter__` and `__exit__`. The system gives it free if the process is killed.
+    """Belongs to this process between `__enter__` and `__exit__`. The system releases it if the process is killed.
 
     Raises (on entering):
         FolderTaken: another process serves from it.
@@ -82,7 +82,7 @@ class DataFolder:
         return None
 
     def note(self, owner: Owner) -> None:
-        """Leaves word for others of where this process can be reached."""
+        """Tells others where this process can be reached."""
         fresh = self.path / f"{_OWNER}.new"
         fresh.write_text(json.dumps(asdict(owner)))
         fresh.replace(self.path / _OWNER)
@@ -106,7 +106,7 @@ class DataFolder:
 
 
 def default_data_dir() -> Path:
-    """Returns the folder that is served from where none is named.
+    """Returns the default folder.
 
     Raises:
         RuntimeError: this user has no home folder.

@@ -1,4 +1,4 @@
-"""Keeps programs of `penstock` running, and makes one log of theirs."""
+"""Keeps programs of `penstock` running, and merges their logs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Program:
         self._signal(asyncio.subprocess.Process.kill)
 
     def reload(self) -> None:
-        """Tells it to read again what may have changed on disk."""
+        """Tells it to reread what may have changed on disk."""
         self._signal(lambda process: process.send_signal(signal.SIGHUP))
 
     def _signal(self, send: Callable[[asyncio.subprocess.Process], object]) -> None:

@@ -90,7 +90,7 @@ def declared(parameters: type) -> Mapping[str, Parameter]:
 
 # fmt: off
 class SamplingParameters(TypedDict, total=False):
-    """How tokens are chosen, what is told of them, and when to stop."""
+    """How tokens are chosen, which log-probabilities are returned, and when to stop."""
 
     max_tokens: Annotated[int, Parameter(
         "Tokens to generate at most.", 1, default=256, takers=(*BOTH, "messages", "send"), more="For each choice.")]

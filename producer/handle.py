@@ -23,7 +23,7 @@ from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_pyt
 
 UNNAMED = "-"  # until a row's id is known, which depends on the checked request
 MAX_EXPIRED_ATTEMPTS = 8
-"""How many replies to one row may be gone; more are only where Redis keeps no replies at all."""
+"""Limit on expired replies to one row. More only expire if Redis keeps no replies at all."""
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Ids of the rows of a job: each time that it runs they are the same, so that no row is generated twice."""
+"""Ids of the rows of a job. They are the same in every run, so that no row is generated twice."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ID_BYTES = 18
 class RowIds:
     """Names the requests of a job, for the `ids` of `map`.
 
-    An id is a keyed hash of the prompt, its options, the model, and how many equal rows came before it. Who knows the
-    id of a request can read its reply, so the key must be random and stay with the job. One instance counts the rows of
-    one run.
+    An id is a keyed hash of the prompt, its options, the model, and how many equal rows came before it. Anyone who
+    knows the id of a request can read its reply, so the key must be random and stay with the job. One instance counts
+    the rows of one run.
 
     Args:
         key: at least 16 random bytes, such as `secrets.token_hex()`.

@@ -22,9 +22,9 @@ def make_card(
 
     Args:
         model: as it was set.
-        config: of the worker.
-        info: of the engine; None: unknown.
-        identity: of the checkpoint; None if there is none.
+        config: the worker's.
+        info: the engine's; None: unknown.
+        identity: the checkpoint's; None if there is none.
         chat_format: how replies in chats are parsed; None: as plain text.
     """
     digest = None if identity is None else identity.digest(chat_format)

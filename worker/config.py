@@ -90,7 +90,7 @@ class WorkerConfig:
     steal_after_ms: Annotated[
         int,
         Setting(
-            "How long a request is left to a worker with capacity that has run prompts that begin alike.",
+            "How long a request is left to a worker with capacity that has run prompts with the same prefix.",
             least=0,
         ),
     ] = 500
@@ -108,8 +108,8 @@ class WorkerConfig:
     model_wait_s: Annotated[
         float,
         Setting(
-            "How long a half-written reply waits once no worker has the model that began it or, where the request "
-            "asks for `exact`, rounds alike; then it ends with an error.",
+            "How long a half-written reply waits, without a worker that has the model that began it (and rounds "
+            "alike, for an `exact` request), before it ends with an error.",
             least=0,
         ),
     ] = 300.0
@@ -117,7 +117,7 @@ class WorkerConfig:
         float,
         Setting(
             "How long a half-written reply is left to workers that round alike (`arithmetic`), from when its worker "
-            "died or handed it back; then any goes on with it, and says so. Set it alike for all workers of a queue.",
+            "died or handed it back; then any continues it, and says so. Set it alike for all workers of a queue.",
             least=0,
             most=600,
         ),
@@ -180,7 +180,7 @@ class WorkerConfig:
     max_keep_s: Annotated[
         float,
         Setting(
-            "The longest that a request may have its reply kept after its end (`keep_s`).",
+            "The longest time that a request may have its reply kept after its end (`keep_s`).",
             least=MIN_KEEP_S,
             most=MAX_KEEP_S,
             group="Limits",

@@ -210,7 +210,7 @@ class WorkerMetrics:
         self._engine.memory = tuple(memory)
 
     def count_error(self, code: str | None) -> None:
-        """Counts a request that ended with an error; without a code there was none."""
+        """Counts the error that ended a request; without a code there was none."""
         if code is not None:
             self.errors.labels(code=code if code in ERROR_CODES else OTHER).inc()
 

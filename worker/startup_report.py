@@ -31,8 +31,8 @@ def describe(
 
     Args:
         model: its name.
-        info: of the engine; None: unknown.
-        queue: that is served.
+        info: the engine's; None: unknown.
+        queue: the one that it serves.
         worker: its name.
         redis: the address, without a password.
         health: host and port; None without a health server.

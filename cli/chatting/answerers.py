@@ -81,9 +81,9 @@ class HttpAnswerer:
     """Answers through OpenAI's API of a gateway, or of any server that has it.
 
     Args:
-        url: of the server, with or without `/v1`.
+        url: the server's, with or without `/v1`.
         model: its name there; None: the first that the server lists.
-        key: for the header `authorization`.
+        key: sent in the header `authorization`.
 
     Raises:
         SettingsError: the URL is none.
@@ -102,7 +102,7 @@ class HttpAnswerer:
     def answer(
         self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
     ) -> Iterator[Piece]:
-        """Yields the answer as it comes. A gateway of ours says how far a prompt is, once it has sent its status."""
+        """Yields the answer as it comes. Our gateway reports the progress of a prompt, once it has sent its status."""
         body = {"model": self._model, "messages": messages, "stream": True, **settings}
         body["stream_options"] = {"include_usage": True}
         with closing(self._connected()) as connection:

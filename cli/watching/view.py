@@ -191,7 +191,7 @@ def summary(snapshot: Snapshot, history: Sequence[float], width: int = 40) -> tu
     Args:
         snapshot: the last one.
         history: tokens per second, the last one last.
-        width: of the sparkline, in columns.
+        width: the sparkline's, in columns.
     """
     counts: dict[str, int] = {}
     for worker in snapshot.workers:
@@ -258,7 +258,7 @@ def _filled(
         left: titles of the texts. What the terminal has no columns for is cut from the last ones.
         right: titles of the numbers, which are never cut.
         rows: their cells, by place.
-        selection: of the rows.
+        selection: which rows are shown.
         leaving: titles that are left out, the first one first, where the terminal is too narrow for all.
     """
     titles = (*left, *right)

@@ -67,7 +67,7 @@ class _Groups:
 
 
 class _NativeGroups(_Groups, NativeAttend):
-    """The groups for the C++ kernel, which has nothing to prepare."""
+    """Attention by groups for the C++ kernel, which has nothing to prepare."""
 
     @property
     def num_tokens(self) -> jax.Array:

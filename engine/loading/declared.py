@@ -21,7 +21,7 @@ def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: Mod
     Quantized matmuls are found in the files: without this check a checkpoint of floats would pass for a quantized one.
 
     Args:
-        fields: of config.json; if they do not mention quantization, nothing is checked.
+        fields: those of config.json; if they do not mention quantization, nothing is checked.
         packed: the weights.
         config: as `packed.of` returns it.
 

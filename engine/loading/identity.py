@@ -62,10 +62,10 @@ def identify(
     """Identifies a checkpoint. Reads little of the weights, whatever their size.
 
     Args:
-        path: of the checkpoint, a folder or a GGUF file.
+        path: the checkpoint's, a folder or a GGUF file.
         templates: as in `Tokenizer.templates`.
         token_rules: as `Tokenizer.rules` gives them.
-        limits: of the templates, as `Tokenizer.limits` gives them.
+        limits: the templates', as `Tokenizer.limits` gives them.
         template_rules: as `rules_of` gives them for these limits.
         reading_rules: as `Tokenizer.reading_rules` gives them.
         text_rules: version of the rules by which tokens become text.

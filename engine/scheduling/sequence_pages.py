@@ -14,7 +14,7 @@ from penstock.engine.scheduling.sequence_states import SequenceStates
 from penstock.engine.scheduling.step_plan import Row
 
 LOOKAHEAD_PAGES = 4
-"""Pages by which every running sequence could still grow when one is admitted: fewer, and it is preempted at once."""
+"""Pages by which every running sequence can still grow after an admission; with fewer, it is preempted at once."""
 
 
 class SequencePages:

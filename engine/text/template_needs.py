@@ -152,8 +152,9 @@ class TemplateNeeds:
         return self._reads_parts[role]
 
     def _renders(self, messages: Sequence[Message], words: Sequence[str]) -> bool:
-        """Whether the template takes these messages after a question, and shows the words. So it is held of one that
-        takes no question, of which nothing can be found out.
+        """Whether the template takes these messages after a question, and shows the words.
+
+        A template that takes no question counts as if it did: nothing can be found out about it.
         """
         if not self._takes_questions:
             return True

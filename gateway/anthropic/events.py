@@ -25,7 +25,7 @@ class MessageEvents:
         request_id: the id of the reply.
         model: the name that the client used.
         shows_thinking: whether reasoning is shown.
-        http_request_id: for errors.
+        http_request_id: the id that errors have.
     """
 
     def __init__(self, request_id: str, model: str, *, shows_thinking: bool, http_request_id: str) -> None:

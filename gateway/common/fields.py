@@ -137,7 +137,7 @@ class Policy:
 
 
 _NOTHING: Sequence[object] = ([], {})
-"""Values of an ignored field that need no saying."""
+"""Values of an ignored field that need not be reported."""
 
 
 def _at(place: str, name: str) -> str:
@@ -150,7 +150,7 @@ def _refusal(place: str, name: str, says: str, code: str, details: Mapping[str, 
 
 
 def form_of(*models: type[BaseModel]) -> Policy:
-    """Returns the policy of objects that are one of `models`, which says nothing of fields that they lack."""
+    """Returns the policy of objects that are one of `models`. It does not mention fields that they lack."""
     names = {each.alias or name for model in models for name, each in model.model_fields.items()}
     return Policy(frozenset(names), inner=forms_of(*models))
 

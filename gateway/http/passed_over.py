@@ -19,7 +19,7 @@ from penstock.producer import GenerateRequest, ModelCard
 
 HEADER = "x-penstock-ignored"
 MAX_NAMES = 16
-"""Most names of one request that are said; of the rest there is the number."""
+"""Limit on the names reported for one request; the rest are only counted."""
 
 MAX_NAME_CHARS = 64
 
@@ -31,14 +31,14 @@ _INDEX = re.compile(r"\[\d+\]")
 
 @dataclass(slots=True)
 class PassedOver:
-    """How one request's fields are read, and what of them was passed over so far."""
+    """How one request's fields are read, and which of them were passed over so far."""
 
     is_strict: bool = False  # unknown fields are refused
     _names: dict[str, None] = field(default_factory=dict)
     _num_more: int = 0
 
     def add(self, place: str) -> None:
-        """Notes the field at a place. The same one in another message is not said again."""
+        """Notes the field at a place. The same one in another message is not reported again."""
         name = _UNSAFE.sub("?", _INDEX.sub("", place))[:MAX_NAME_CHARS]
         if name in self._names:
             return
@@ -49,7 +49,7 @@ class PassedOver:
 
     @property
     def said(self) -> str:
-        """The names, as the header says them; empty: there are none."""
+        """The names in the form of the header; empty: there are none."""
         return ", ".join([*self._names, *([f"+{self._num_more}"] if self._num_more else [])])
 
     def log(self, api: str) -> None:

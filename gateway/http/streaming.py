@@ -51,7 +51,7 @@ class EventStream(Response):
         opening: returns events that come before the reply's first: with it, or once the status is sent without it.
         sought: what else must be among the reply's events.
         is_sure: whether to send the status as soon as `after` and `sought` are found; later errors are events.
-        headers: in addition to those of every stream.
+        headers: added to those of every stream.
     """
 
     media_type = "text/event-stream"

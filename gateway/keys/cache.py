@@ -1,7 +1,7 @@
 """The API keys as one gateway process knows them, at most a second old.
 
-A process that has seen keys goes on requiring one, even if Redis has none any more: then it has lost its data, and
-nobody may get in who could not before.
+A process that has seen keys keeps requiring one, even if Redis has none left: then Redis has lost its data, and nobody
+may get in who could not before.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ class BuiltinTool:
     """One of these tools.
 
     Attributes:
-        description: of the function.
+        description: the function's.
         properties: its parameters.
         required: those that every call has.
         holder: the field of a call's item that has the arguments.
         always: what that field has, unless the arguments say otherwise.
-        cut_status: of a call that was cut off.
+        cut_status: the status of a call that was cut off.
     """
 
     description: str

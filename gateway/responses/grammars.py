@@ -1,7 +1,7 @@
-"""Regular expressions of Lark grammars, by which the texts of custom tools are held to them.
+"""Converts Lark grammars of custom tools to regular expressions.
 
-A text stands inside of a call's arguments, in whatever way a model's format spells strings. Workers hold a string to a
-regular expression in all of these. A grammar becomes one if none of its rules leads back to itself.
+A custom tool's text is a string in a call's arguments, which each model's format spells in its own way. Workers hold
+such a string to a regular expression in all formats, but not to a grammar. A grammar without recursive rules has one.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ class OfferedTool:
 
 
 def read_tools(values: Sequence[Document], place: str = "tools") -> list[Document]:
-    """Returns the tools that the client runs. Those that OpenAI would run, such as web_search, are left out and said.
+    """Returns the tools that the client runs.
+
+    Those that OpenAI would run, such as web_search, are left out and reported.
 
     Raises:
         ApiError: naming what is wrong.

@@ -30,7 +30,7 @@ OWN = Area(
         ),
     ),
 )  # fmt: skip
-"""What gateways keep and share, junk that they set aside among it."""
+"""What gateways keep and share, including junk that they set aside."""
 
 AREAS = (OWN, API_KEYS)
 

@@ -6,7 +6,7 @@ import os
 import threading
 
 renewing = threading.Lock()
-"""Held while something inherited is replaced. A child has a lock of its own: the parent's may be held for ever."""
+"""Held while something inherited is replaced. A child has a lock of its own: the parent's may be held forever."""
 
 _forks = 0
 _kept: list[object] = []

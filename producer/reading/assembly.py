@@ -38,7 +38,7 @@ class Assembler:
         self.reply: Reply | None = None
         """The whole reply, once its end was read, unless the request was refused."""
         self.prefill: Prefill | None = None
-        """How far the prompt is, while the last worker that took the request has said so and no token."""
+        """Progress of the prompt, as long as the last worker has reported it and no token."""
         self.tell_prefill: Callable[[Prefill], object] = _ignore
         """Called with each new value of `prefill`."""
 

@@ -1,4 +1,4 @@
-"""How a reply that expired is told from one that has not begun."""
+"""Tells a reply that expired from one that has not begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PEM files that settings name: says what is wrong with one where OpenSSL has no words for it, or would wait."""
+"""Checks PEM files that settings name: explains what is wrong with one where OpenSSL does not, or would wait."""
 
 from __future__ import annotations
 

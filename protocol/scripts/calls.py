@@ -30,9 +30,9 @@ def take_calls(
     """Takes up to `count` calls, and renews the hold on those `in_hand`; `worker.calls.server` reads the answer.
 
     Args:
-        queue: of the calls.
+        queue: the calls' queue.
         worker: the consumer's name.
-        count: of calls at most.
+        count: the most calls to take.
         max_body_bytes: for a larger call the answer holds only the size, `id` and `to`.
         max_bytes: no further call is taken once the calls so far have that many.
         idle_ms: a call whose hold was not renewed for that long is taken over.
@@ -54,12 +54,12 @@ def answer_call(
     late.
 
     Args:
-        queue: of the call.
-        envelope: of the call.
+        queue: the call's queue.
+        envelope: the call's.
         worker: the name of the one that answers.
-        entry_id: of the call's entry.
+        entry_id: the call's entry.
         ttl_ms: how long the answer is kept.
-        fields: of the answer.
+        fields: the answer's.
     """
     flat = [part for pair in fields.items() for part in pair]
     key_names = (keys.calls(queue), keys.answers(queue, envelope.mailbox))

@@ -135,11 +135,11 @@ def claim(
     """Claims a request with a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
     Args:
-        queue: that the entry was read from.
+        queue: the one that the entry was read from.
         request_id: names the state, the reply stream and the cancel flag.
-        entry_id: of the queue entry.
+        entry_id: the queue entry's.
         worker: the consumer's name.
-        instance: of the process.
+        instance: the process's.
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
         tenant: whom the request is for.
@@ -193,7 +193,7 @@ def finish(
     last entry.
 
     Args:
-        queue: that the request came from.
+        queue: the one that the request came from.
         request_id: names the keys.
         claim: this worker's.
         last_number: n of the last entry that Redis has confirmed.

@@ -28,9 +28,9 @@ def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_byt
     `worker.delivery.entries` reads the answer.
 
     Args:
-        queue: of the entries.
+        queue: the entries' queue.
         worker: the consumer's name.
-        count: of entries at most.
+        count: the most entries to return.
         max_body_bytes: for a larger entry the answer holds only the size and the `id`.
         max_bytes: no further entry is answered once those so far have that many.
         after: the id of an entry.
@@ -53,13 +53,13 @@ def bury(
     it.
 
     Args:
-        queue: of the entry.
-        worker: that has it.
-        request_id: of the request, if its reply is known to have its end.
-        entry_id: of the queue entry.
+        queue: the entry's queue.
+        worker: the one that has it.
+        request_id: the request's, if its reply is known to have its end.
+        entry_id: the queue entry's.
         letters: `keys.dead` or `keys.malformed` of the queue.
-        limits: of that stream.
-        fields: of the letter, at most some hundred.
+        limits: those of that stream.
+        fields: the letter's, at most some hundred.
     """
     size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)
     of_letters = (letters, keys.letter_sizes(letters), keys.letter_bytes(letters))

@@ -70,9 +70,9 @@ def take(
     how many ms any worker may take an entry that is left to some, or None if none is.
 
     Args:
-        queue: of the entries.
+        queue: the entries' queue.
         worker: the consumer's name.
-        count: of entries at most.
+        count: the most entries to take.
         max_body_bytes: for a larger entry the answer holds only the size and the `id`.
         max_bytes: no further entry is taken once those so far have that many.
         max_overtakes: times that the oldest entry, once it has waited some seconds, may be overtaken, counting all
@@ -107,11 +107,11 @@ def put_back(
     read bodies of `max_bytes`.
 
     Args:
-        queue: of the entries.
-        worker: that has the entries.
-        entry_ids: of the queue, at most some hundred.
+        queue: the entries' queue.
+        worker: the one that has the entries.
+        entry_ids: the entries, at most some hundred.
         has_had: whether workers have worked on them: then they go ahead of new ones of their tenant and priority.
-        max_bytes: of bodies that are read, which is necessary only for entries that no script knows.
+        max_bytes: the most to read of bodies; only those of entries that no script knows are read.
     """
     bounds = (keys.GROUP, worker, 0, 0, max_bytes, int(has_had))
     return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, *entry_ids))
@@ -126,10 +126,10 @@ def set_aside(
     time is over.
 
     Args:
-        queue: of the entry.
-        worker: that has the entry.
-        entry_id: of the entry.
-        kind: of the workers, as in `consumers`.
+        queue: the entry's queue.
+        worker: the one that has the entry.
+        entry_id: the entry.
+        kind: that of the workers, as in `consumers`.
         wait_ms: how long after it lost its worker; None: as long as such workers serve, and a while longer.
         is_new: whether it has lost its worker just now, if nobody noted when.
     """
@@ -174,9 +174,9 @@ def say(queue: str, *, worker: str, part: WorkerCapacity, every_ms: int) -> Comm
     due.
 
     Args:
-        queue: of the worker.
+        queue: the worker's.
         worker: its name.
-        part: of the worker.
+        part: the worker's.
         every_ms: between two looks.
     """
     numbers = (part.slots, part.tokens_per_s, part.reply_tokens, part.token_bytes)
@@ -197,7 +197,7 @@ def measure(queue: str, *, every_ms: int, target_s: float, max_bytes: int) -> Co
         queue: to measure.
         every_ms: between two looks.
         target_s: time within which waiting requests should begin.
-        max_bytes: of bodies that are read if the waiting entries must be recounted.
+        max_bytes: the most to read of bodies if the waiting entries must be recounted.
     """
     key_names = (*_lane_keys(queue), keys.load(queue), keys.workers(queue), keys.backlog(queue))
     return call(_MEASURE, key_names, (keys.GROUP, "", 0, 0, max_bytes, every_ms, f"{target_s:.6g}"))

@@ -86,9 +86,9 @@ def beat(
     The same step tells clients whether the worker serves the queue (`keys.serving`), and with what (`keys.card`).
 
     Args:
-        queue: of the worker.
+        queue: the worker's.
         worker: its name.
-        instance: of the process.
+        instance: the process's.
         ttl_ms: how long the heartbeat lasts.
         is_serving: whether the worker takes requests.
         must_match: whether to do nothing if there is no heartbeat (any more) and the queue's card is of another model.
@@ -164,7 +164,7 @@ def report(queue: str, *, worker: str, text: str, ttl_ms: int, listed_ms: int) -
     """Reports the state of `worker` to operators.
 
     Args:
-        queue: of the worker.
+        queue: the worker's.
         worker: its name.
         text: the report, from `WorkerReport.encode`.
         ttl_ms: how long it can be read.

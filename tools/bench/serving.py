@@ -33,7 +33,7 @@ async def served_model(client: AsyncClient, queue: str, wanted: str | None = Non
     """Returns the model card that the workers of `queue` published; None: there is none.
 
     Args:
-        client: of this queue.
+        client: this queue's.
         queue: the name.
         wanted: what they must serve: the model's name as configured, its last part, or the digest of the weights or of
             the whole model (`ModelCard`).

@@ -49,7 +49,7 @@ def check(history: History, truths: Truths, *, recovery_limit_s: float) -> Verdi
     """Checks every record.
 
     Args:
-        history: of a run that is over.
+        history: that of a run that is over.
         truths: what each request must produce.
         recovery_limit_s: how long a request may stay with a dead worker while nothing else goes wrong.
     """

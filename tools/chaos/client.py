@@ -34,9 +34,9 @@ class Clients:
     """Sends the requests of a plan, a limited number at a time, and follows each to its end.
 
     Args:
-        redis: for commands.
-        blocking: for reading, one connection for each reply that is followed.
-        direct: for reading what is left, past all proxies.
+        redis: the client for commands.
+        blocking: the client for reading, with one connection for each reply that is followed.
+        direct: the client for reading what is left, past all proxies.
         queue: to send to.
         history: takes the records.
         patience_s: a reply that stalls for longer is given up.

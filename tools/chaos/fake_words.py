@@ -52,7 +52,7 @@ def speech_of(prompt: Sequence[int], request_id: str, index: int, *, holds_back:
     Args:
         prompt: its tokens.
         request_id: the ids of tool calls are made from it.
-        index: of the choice.
+        index: the choice's.
         holds_back: delays text by one token, as if each word could begin a stop string.
     """
     if bytes(token & 255 for token in prompt[: len(CALL)]) == CALL.encode():

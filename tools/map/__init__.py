@@ -1,1 +1,1 @@
-"""`penstock map`: a file of prompts in, a file of replies out. A run that was killed goes on where it stopped."""
+"""`penstock map`: a file of prompts in, a file of replies out. A run that was killed continues where it stopped."""

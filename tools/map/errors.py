@@ -1,7 +1,7 @@
-"""Why a job can't begin or go on."""
+"""Why a job cannot begin or continue."""
 
 from __future__ import annotations
 
 
 class MapError(Exception):
-    """A job can't begin or go on. The message names the file and what is wrong with it."""
+    """A job cannot begin or continue. The message names the file and what is wrong with it."""

@@ -85,7 +85,7 @@ class AppendedFile(ABC):
         """Returns a record with the line break after it."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Appends a record, and sees to it that all reach the disk within a second or so.
+        """Appends a record, and makes all records reach the disk within a second or so.
 
         Raises:
             MapError: the disk is full, or another reason.

@@ -62,7 +62,7 @@ class Answerer:
         return await self._threads.run(work, entry.fields)
 
     def _bounded(self, answer: Answer) -> Answer:
-        """Replaces a too large answer: Redis keeps answers until they are read."""
+        """Replaces an answer that is too large: Redis keeps answers until they are read."""
         num_bytes, limit = sum(len(value.encode()) for value in answer.values()), MAX_GROWTH * self._max_body_bytes
         if num_bytes <= limit:
             return answer
@@ -80,7 +80,7 @@ class Answers:
         config: the worker's limits.
         preparer: prepares requests.
         vocab_size: token ids are below it.
-        defaults: of the model.
+        defaults: the model's.
         check: raises RequestError for what the engine can never serve.
     """
 

@@ -25,7 +25,7 @@ def grammar_source(
     Args:
         asked: the request.
         response: how its reply is parsed.
-        special_token_ids: of the tokenizer's special tokens.
+        special_token_ids: the ids of the tokenizer's special tokens.
         has_reasoning: whether the model reasons at all.
         reads_several: whether several calls of one reply are read.
 

@@ -106,7 +106,7 @@ class HandingBack:
         await self._let_wait(lives[:count], handbacks=1)
 
     async def make_way(self) -> None:
-        """Makes everything wait again that has not ended, so that a suspect can run alone. This does not count as a
+        """Makes everything that has not ended wait again, so that a suspect can run alone. This does not count as a
         hand-back.
 
         This worker holds none of it when the suspect begins, so a crash of the suspect is not held against the others.
@@ -126,7 +126,7 @@ class HandingBack:
     async def _let_wait(
         self, lives: Sequence[LiveRequest], others: Sequence[LiveRequest] = (), *, handbacks: int
     ) -> None:
-        """Puts back `lives`, which the engine has, and `others`, which it has not."""
+        """Puts back `lives`, which the engine has, and `others`, which it does not have."""
         ids = {live.id for live in lives}
         self._leaving |= ids
         try:

@@ -251,7 +251,7 @@ class Intake:
             await self._requests.changed.wait()
 
     async def _take_urgent(self) -> None:
-        """Takes entries that others here give way to. It waits for one as long as the engine has no free batch slot."""
+        """Takes entries for which running requests give way. It waits for one while no batch slot is free."""
         read = asyncio.create_task(
             self._entries.take_urgent(self._handing_back.num_able, lowest=GIVES_WAY_BELOW), name="taking_urgent"
         )
@@ -292,7 +292,7 @@ class Intake:
         return self._requests.entry_ids | self._outbox.leaving
 
     async def _run_alone(self, suspect: Parked) -> None:
-        """Runs a request that was present at several crashes, and nothing beside it, so that no other suffers."""
+        """Runs a request that was present at several crashes alone, so that no other suffers."""
         requests, entry, live = self._requests, suspect.entry, None
         requests.alone = entry.id
         try:

@@ -67,7 +67,7 @@ class Grammars(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What was made of a request, besides its own fields."""
+    """What preparation adds to a request."""
 
     prompt_token_ids: tuple[int, ...]
     response: ResponseSpec | None = None

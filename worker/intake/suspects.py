@@ -20,8 +20,8 @@ class Suspects:
     suspect's wait is over: that goes next. So no suspect waits longer than `wait_s` and the runs of those before it.
 
     Args:
-        requests: of this worker.
-        driver: of the engine, which must be idle for a suspect.
+        requests: this worker's.
+        driver: the engine's, which must be idle for a suspect.
         handing_back: makes others wait again.
         wait_s: how long running requests go first.
     """

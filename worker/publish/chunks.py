@@ -37,7 +37,7 @@ def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) ->
 
 
 def prefill_entry(first: ChoiceBuffer, prefill: Prefill) -> ChunkEntry:
-    """Makes the chunk of choice 0 that tells how far the prompt is. Readers that do not know of it find it empty."""
+    """Makes the chunk of choice 0 that reports the prompt's progress. Older readers see an empty chunk."""
     done, total = prefill
     return ChunkEntry(
         index=first.index, offset=first.num_published, text="", tokens=(), prefill_done=done, prefill_total=total

@@ -24,7 +24,7 @@ NOT_OURS = "the request's keys in Redis hold what no worker writes there"
 """Message for the client; the log has Redis's words."""
 
 _NAMED_LOSSES = 8
-"""Requests that one line names."""
+"""Limit on the requests that one line names."""
 
 MALFORMED_SHARE = 10  # malformed entries get a tenth of what dead letters may take
 

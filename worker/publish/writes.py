@@ -25,7 +25,7 @@ MAX_SILENT_TOKENS = 16  # tokens without text that are held back together at the
 
 @dataclass(slots=True)  # one per chunk: a frozen one would take three times as long to make
 class ChunkWrite:
-    """New tokens of one choice, or how far the prompt is. Nothing changes this object."""
+    """New tokens of one choice, or the prompt's progress. Nothing changes this object."""
 
     live: LiveRequest
     choice: ChoiceBuffer
@@ -124,7 +124,7 @@ Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | Burial | A
 
 
 def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
-    """Checks whether readers are still to get tokens or text, or the end of one of several choices."""
+    """Checks whether readers still have to get tokens, text, or the end of one of several choices."""
     if choice.pending.token_ids or choice.pending.is_readable:
         return True
     return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
@@ -169,7 +169,7 @@ def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
 
 
 def take_prefill(live: LiveRequest, prefill: Prefill) -> ChunkWrite:
-    """Makes the write that tells how far the prompt is."""
+    """Makes the write that reports the prompt's progress."""
     live.reply.prefilled = prefill.num_computed
     first = live.choices[0]
     fields = [part for item in encode_reply(prefill_entry(first, prefill)).items() for part in item]

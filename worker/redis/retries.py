@@ -1,4 +1,4 @@
-"""Tries again what Redis refuses: at the start, in periodic tasks, and how long to wait in between."""
+"""Retries what Redis refuses, at the start and in periodic tasks, and computes the waits in between."""
 
 from __future__ import annotations
 

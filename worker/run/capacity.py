@@ -37,7 +37,7 @@ class Capacity:
             now_s: monotonic.
             num_tokens: computed in total.
             num_requests: held here.
-            num_waiting: in its queue.
+            num_waiting: requests in its queue.
         """
         before, self._last = self._last, _Look(now_s, num_tokens, num_waiting)
         if before is None or not (before.num_waiting and num_waiting) or now_s <= before.at_s:

@@ -111,10 +111,10 @@ class EntryReader:
     """Takes entries of one queue for one worker. No read is sent twice.
 
     Args:
-        redis: for all reads that do not block.
-        blocking: for those that do.
-        config: of the worker.
-        kinds: of it, as in `scripts.take`.
+        redis: the client for reads that do not block.
+        blocking: the client for those that do.
+        config: the worker's.
+        kinds: the worker's, as in `scripts.take`.
     """
 
     def __init__(

@@ -102,9 +102,9 @@ class LiveRequest:
     """A claimed request. Belongs to the event loop; only its own methods change it.
 
     Args:
-        queue: that it came from.
+        queue: the one it came from.
         request_id: the clients' id for it.
-        entry: of the queue.
+        entry: its queue entry.
         claim: this worker's.
         received_s: when the claim's answer came (monotonic).
         asked: the client's request, or why it can't be read.

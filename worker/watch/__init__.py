@@ -1,1 +1,1 @@
-"""What a session looks after beside requests: cancels, what lanes are charged, reports, and entries left behind."""
+"""A session's work beside requests: cancels, charges to lanes, reports, and entries left behind."""

@@ -41,9 +41,9 @@ class WorkReport:
     """Collects what operators are told about a worker with a model.
 
     Args:
-        card: of the worker.
-        device: that the engine runs on; None: unknown.
-        driver: of the engine.
+        card: the worker's.
+        device: the one that the engine runs on; None: unknown.
+        driver: the engine's.
         requests: all requests of the worker.
         intake: says whether the worker drains.
     """
@@ -96,7 +96,7 @@ class Reporting:
 
     Args:
         redis: to report to.
-        config: of the worker.
+        config: the worker's.
         readiness: says what is wrong or awaited.
         work: says what the worker does; None: no model yet.
     """

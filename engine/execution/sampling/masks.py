@@ -1,4 +1,4 @@
-"""What the replies of a step may continue with: one token mask per grammar-constrained row."""
+"""Masks of the tokens that replies may continue with: one per grammar-constrained row of a step."""
 
 from __future__ import annotations
 

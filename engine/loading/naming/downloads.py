@@ -1,4 +1,4 @@
-"""GGUF files from the web, streamed to disk. A download that was cut off goes on where it stopped."""
+"""GGUF files from the web, streamed to disk. A download that was cut off is resumed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes of any history the one that a template takes: each call has one result, which follows it.
+"""Turns any history into one that a template takes: each call has one result, which follows it.
 
 Models break calls off, clients drop and reorder results, and conversations are cut in front. None of it is refused, and
-nothing that was said is lost. A history that has nothing of this stays as it is.
+nothing that was said is lost. A history without such faults stays as it is.
 
 What comes out depends on the messages and the template alone, and on no message after the next of the assistant's. So
 every worker renders the same, and the prompt of one turn is the beginning of the next one's.
@@ -34,7 +34,7 @@ def complete(
 
     Args:
         messages: the conversation.
-        needs: of the template.
+        needs: the template's.
         is_open: whether the last message, if it is the assistant's, may still go on: its calls wait for their results.
     """
     messages = [_with_content(message) for message in messages]
@@ -179,7 +179,7 @@ def _may_answer(call: Message, result: Message) -> bool:
 
 
 def _take(messages: list[Message], is_meant: Callable[[Message], bool]) -> Message | None:
-    """Takes the first message out that is meant, if there is one."""
+    """Removes and returns the first message that is meant, if there is one."""
     for place, message in enumerate(messages):
         if is_meant(message):
             return messages.pop(place)

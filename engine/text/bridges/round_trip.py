@@ -147,7 +147,7 @@ class _Readers:
         self._special = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or r"\Z.")
 
     def reads(self, name: str, turn: _Turn) -> bool:
-        """Whether this format's reader gets of a turn what it was made of."""
+        """Whether this format's reader recovers from a turn what it was made of."""
         prefix = reply_prefix(name, turn.head)
         parser = self._formats.parser(ResponseSpec(name, prefix, _TOOLS), "", 0)
         written = self._formats.dialect(name).written(turn.text)
@@ -238,7 +238,7 @@ def _num_shared(one: str, other: str) -> int:
 
 
 def _without_end(written: str, ending: str) -> str:
-    """Takes off what a turn ends with; `ending` is what stands behind a text."""
+    """Removes the end of a turn; `ending` is what stands behind a text."""
     shared = written[len(written) - _num_shared(written[::-1], ending[::-1]) :]
     if shared.strip() and shared.lstrip()[0] not in _OPENINGS + "]":
         begun = re.search(f"[{re.escape(_OPENINGS)}]", shared)

@@ -1,4 +1,4 @@
-"""The format of a model's replies, and what of a reply its prompt already holds."""
+"""The format of a model's replies, and the part of a reply that its prompt already holds."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class ReplyFormat:
         return tuple(token for token in special_tokens if token in self.delimiters or is_inside(token, syntax))
 
     def without_reasoning(self) -> ReplyFormat:
-        """Returns the format that leaves reasoning in the text. Messages say of themselves what they are."""
+        """Returns the format that leaves reasoning in the text. Messages have headers that tell what they are."""
         return self if self.has_messages else replace(self, reasoning=None)
 
     @property

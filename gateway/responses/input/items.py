@@ -126,7 +126,9 @@ _OF_SERVERS = frozenset(
 
 
 def read_items(value: object) -> list[InputItem]:
-    """Reads `input` of a request, or the items in a record. Those about tools that a server ran are left out and said.
+    """Reads `input` of a request, or the items in a record.
+
+    Items about tools that a server ran are left out and reported.
 
     Raises:
         ApiError: naming what is wrong.

@@ -19,7 +19,7 @@ _CHARACTERS = re.compile(
 
 
 class StringPart(NamedTuple):
-    """What a string has more of. Its first part has no text."""
+    """The next part of a string. The first part has no text."""
 
     number: int
     text: str
@@ -44,7 +44,7 @@ class StringReader:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first string has."""
+        """Whether the first string has begun."""
         return self._is_open or self._number > 0
 
     def take(self, piece: str) -> Iterator[StringPart]:

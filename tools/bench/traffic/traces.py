@@ -91,8 +91,8 @@ def read_trace(path: Path, count: int | None = None, block_size: int | None = No
     """Returns the first `count` requests to arrive; None: all.
 
     Args:
-        path: of the file; CSV if the name ends in `.csv`.
-        count: of requests.
+        path: the file; CSV if the name ends in `.csv`.
+        count: the number of requests.
         block_size: tokens of a prompt that each of `hash_ids` stands for, if not the number of the format.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Edits JSON schemas for llguidance: narrows what it gets wrong, and removes what it need not know."""
+"""Edits JSON schemas for llguidance: narrows what it gets wrong, and removes what it does not need."""
 
 from __future__ import annotations
 

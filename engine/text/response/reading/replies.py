@@ -43,7 +43,7 @@ class ReplyFormats:
 
         Args:
             spec: how it is parsed.
-            request_id: of its request.
+            request_id: its request's.
             choice: its number among the replies to the request.
             shows_special: whether special tokens outside the syntax stay in its text.
             mends: whether calls with a known flaw count.
