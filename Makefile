@@ -176,10 +176,13 @@ $(VENV)/release.stamp: deploy/release/twine.txt $(VENV)/dev.stamp
 	@$(BIN)/python -m pip --python $(VENV)/release/bin/python install --quiet --disable-pip-version-check --no-input --requirement $<
 	@touch $@
 
+# A worker with its extras is as here; other programs come as they are published.
+$(VENV)/clients/stores.stamp: PINS = --constraint constraints/$$($(BIN)/python -c 'import sys; print("py%d%d" % sys.version_info[:2])').txt
+
 $(VENV)/clients/%.stamp: tests/clients/python/%.txt $(VENV)/dev.stamp
 	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
 	@$(BIN)/python -m venv --clear --without-pip $(VENV)/clients/$*
-	@$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet --disable-pip-version-check --no-input --requirement $<
+	@$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet --disable-pip-version-check --no-input --requirement $< $(PINS)
 	@touch $@
 
 $(VENV)/clients/%.stamp: tests/clients/%/package.json $(VENV)/dev.stamp
