@@ -48,6 +48,7 @@ _CALL = {
 }
 _RESULT = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": _LONG_ID}
 _CUT_OFF = '{"penstock": "penst'
+_THOUGHT = dict.fromkeys(("reasoning", "thinking", "reasoning_content"), "penstock-thought")  # as templates name it
 
 
 class CallIds(Enum):
@@ -103,6 +104,20 @@ class TemplateNeeds:
     def shows_several_calls(self) -> bool:
         """Whether all calls of one message reach the prompt."""
         return self._renders(_exchange(*({"penstock": word} for word in _WORDS)), _WORDS)
+
+    @cached_property
+    def shows_call_texts(self) -> bool:
+        """Whether a text reaches the prompt that was said in one message with a call."""
+        return self._shows_beside_call(content=_WORDS[1])
+
+    @cached_property
+    def shows_reasoned_call_texts(self) -> bool:
+        """The same of a text with reasoning in front, whose own place may be that of the text."""
+        return self._shows_beside_call(content=_WORDS[1], **_THOUGHT)
+
+    def _shows_beside_call(self, **said: str) -> bool:
+        call, result = _exchange({"penstock": _WORDS[0]})
+        return self._renders([{**call, **said}, result], _WORDS)
 
     @cached_property
     def shows_broken_arguments(self) -> bool:

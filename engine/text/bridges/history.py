@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.engine.text.bridges.instructions import text_of
 from penstock.engine.text.template_needs import Message, TemplateNeeds
 
 NO_RESULT = "This call has no result."
 
 ARGUMENTS_EMPTIED = "arguments_emptied"  # they were no object, and the template shows objects only
 CALLS_SPLIT = "calls_split"  # turns with several calls, for a template that shows one
+CALLS_PARTED = "calls_parted"  # from what was said with them, for a template that shows the one or the other
 CALLS_AS_TEXT = "calls_as_text"  # messages with calls, for a template that shows none
 RESULTS_MISSING = "results_missing"
 RESULTS_MOVED = "results_moved"  # turns whose results stood elsewhere or in another order
@@ -82,6 +84,10 @@ class _History:
         if not calls:
             yield message
             return
+        if not is_open and self._loses_text(message):
+            self.changes[CALLS_PARTED] += 1
+            yield {"role": "assistant", "content": message["content"]}
+            message = {name: value for name, value in message.items() if name != "content"}
         is_split = len(calls) > 1 and self._needs.shows_calls and not self._needs.shows_several_calls
         self.changes[CALLS_SPLIT] += is_split
         for place, group in enumerate([[call] for call in calls] if is_split else [calls]):
@@ -90,6 +96,13 @@ class _History:
                 result = next(results)
                 if result is not None or not is_open:
                     yield self._result(call, result)
+
+    def _loses_text(self, message: Message) -> bool:
+        """Whether the template would lose what was said in one message with calls."""
+        if not self._needs.shows_calls or not text_of(message).strip():
+            return False
+        is_shown = self._needs.shows_reasoned_call_texts if message.get("reasoning") else self._needs.shows_call_texts
+        return not is_shown
 
     def _calling(self, message: Message, calls: Sequence[Message]) -> Message:
         """Returns the message with these calls."""

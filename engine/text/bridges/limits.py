@@ -119,6 +119,10 @@ LIMITS: Mapping[str, Limit] = {
         "takes one tool call a turn: several become several turns",
         lambda it: _shows_calls(it) and not it.needs.shows_several_calls,
     ),
+    "call_texts": Limit(
+        "shows no text beside a tool call: it becomes a turn in front",
+        lambda it: _shows_calls(it) and not (it.needs.shows_call_texts and it.needs.shows_reasoned_call_texts),
+    ),
     "call_ids": Limit(
         "shows a call's function in its id alone: ids are made of both", lambda it: it.needs.calls.ids is CallIds.NAMED
     ),

@@ -23,34 +23,40 @@ WITHOUT_CALLS = {"no_system", "roles_only"}
 WITHOUT_TOOLS = {"no_system", "roles_only"}
 
 LIMITS_OF = {
-    "alternating": {"system", "later_system", "turns", "reasoning"},
+    "alternating": {"system", "later_system", "turns", "reasoning", "call_texts"},
     "deepseek": {"systems", "later_system", "tool_keys", "reasoning"},
     "functions_of_system": {"tool_place", "reasoning"},
-    "functions_text": {"systems", "later_system", "tool_place", "reasoning"},
+    "functions_text": {"systems", "later_system", "tool_place", "reasoning", "call_texts"},
     "gemma": {"reasoning"},
-    "gpt_oss": {"systems", "later_system", "several_calls", "tool_keys"},
+    "gpt_oss": {"systems", "later_system", "several_calls", "tool_keys", "call_texts"},
     "hermes": set(),
-    "llama3": {"several_calls", "reasoning"},
-    "mistral": {"reasoning"},
-    "no_empty": {"systems", "later_system", "empty", "tool_place", "reasoning"},
+    "llama3": {"several_calls", "reasoning", "call_texts"},
+    "mistral": {"reasoning", "call_texts"},
+    "no_empty": {"systems", "later_system", "empty", "tool_place", "reasoning", "call_texts"},
     "no_system": {"system", "later_system", "turns", "calls", "tools", "reasoning"},
+    "one_thought": {"call_texts"},
     "roles_only": {"calls", "tools", "reasoning"},
     "system_first": {"systems", "later_system", "turns", "reasoning"},
-    "systems_dropped": {"systems", "later_system", "several_calls", "reasoning"},
-    "tool_keys": {"tool_keys", "reasoning"},
+    "systems_dropped": {"systems", "later_system", "several_calls", "reasoning", "call_texts"},
+    "tool_keys": {"tool_keys", "reasoning", "call_texts"},
     "tools_listed": {"reasoning"},
     "xml_tools": {"systems", "later_system", "tool_place", "reasoning"},
 }
 
-# One letter a message: system, developer, user, assistant, call, result (tool), an empty user message.
+SPOKEN = "Sentence beside a call."
+
+# One letter a message: system, developer, user, assistant, call, result (tool), an empty user message; a call that
+# was spoken with, and one that was thought about, too.
 SHAPES = (
     *("su", "ssu", "du", "sdu", "sdsu", "ddu"),  # instructions in front
     *("usau", "uasu", "uas", "us", "uss", "uaud", "suasu", "sus", "susdau", "uasdsau"),  # and later
     *("s", "sd", "sau"),  # without a question
     *("uct", "uctu", "ucts", "suctsau", "uctasu", "uctuau", "ctu", "uctct", "uactau", "uactu", "cta", "ct"),
+    *("ukt", "uktau", "suktsu", "uktktu", "uktauktu", "uht", "uhtauhtu"),
     *("uu", "uuau", "uaau", "au", "uaa", "a", "suau", "auau"),  # turns that do not alternate
     *("e", "eau", "sea"),
 )
+CALLS = {"c": {}, "k": {"content": SPOKEN}, "h": {"content": SPOKEN, "reasoning": "So be it."}}
 ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "e": "user", "t": "tool"}
 
 TOOLS: dict[str, dict[str, Any]] = {
@@ -89,9 +95,10 @@ def conversation(shape: str) -> list[dict[str, Any]]:
 
 
 def _message(index: int, letter: str) -> dict[str, Any]:
-    if letter == "c":
+    if letter in CALLS:
         function = {"name": "look_up", "arguments": {"word": f"Sentence {index}."}}
-        return {"role": "assistant", "tool_calls": [{"id": "abcdef123", "type": "function", "function": function}]}
+        calls = [{"id": "abcdef123", "type": "function", "function": function}]
+        return {"role": "assistant", **CALLS[letter], "tool_calls": calls}
     message = {"role": ROLES[letter], "content": "" if letter == "e" else f"Sentence {index}."}
     return {**message, "name": "look_up", "tool_call_id": "abcdef123"} if letter == "t" else message
 
@@ -105,10 +112,11 @@ def tool(keys: dict[str, Any]) -> dict[str, Any]:
 def test_every_sentence_is_in_the_prompt(name: str, tools: list[dict[str, Any]]) -> None:
     shown = ["look_up", "Sentence of the tool."] if tools and name not in WITHOUT_TOOLS else []
     for shape in SHAPES:
-        if "c" not in shape or name not in WITHOUT_CALLS:
+        if not CALLS.keys() & set(shape) or name not in WITHOUT_CALLS:
             text = template_of(name).render(Conversation(conversation(shape), tools)).text
             said = [f"Sentence {index}." for index, letter in enumerate(shape) if letter != "e"]
             assert [words for words in (*said, *shown) if words not in text] == [], shape
+            assert text.count(SPOKEN) == shape.count("k") + shape.count("h"), shape
 
 
 @BY_TEMPLATE
@@ -174,14 +182,15 @@ def test_what_a_template_shows_whole_is_rendered_as_it_was(name: str, tools: lis
         except InvalidRequest:
             continue
         wanted = [message["content"] for message in messages if "content" in message] + ["look_up"] * len(tools)
-        if all(word in as_given for word in wanted) and as_given.count("look_up") >= shape.count("c") + len(tools):
+        num_calls = sum(map(shape.count, CALLS))
+        if all(word in as_given for word in wanted) and as_given.count("look_up") >= num_calls + len(tools):
             assert template.render(Conversation(messages, tools)).text == as_given, shape
 
 
 def test_the_rules_count_for_templates_that_need_them() -> None:
     assert {name: rules_of(template_of(name).limits()) for name in ("hermes", "mistral", "no_system")} == {
         "hermes": None,
-        "mistral": None,
+        "mistral": f"{RULES} call_texts",
         "no_system": f"{RULES} system later_system turns calls",
     }
     assert rules_of(["messages"]) is None

@@ -194,9 +194,11 @@ def test_a_message_may_have_no_content(name: str) -> None:
 
 def test_what_is_said_of_it_depends_on_what_the_template_shows() -> None:
     several = [Q, called(C1, C2, content="Both."), R1, R2, MORE]
-    is_split, is_text = {"calls_split": 1}, {"calls_as_text": 1, "results_as_text": 2}
-    expected: dict[str, dict[str, int]] = {name: {} for name in ("hermes", "mistral", "deepseek", "gemma", "xml_tools")}
-    expected |= {"llama3": is_split, "gpt_oss": is_split, "roles_only": is_text, "no tools": is_text}
+    is_parted, is_text = {"calls_parted": 1}, {"calls_as_text": 1, "results_as_text": 2}
+    is_split = {"calls_split": 1, **is_parted}
+    expected: dict[str, dict[str, int]] = {name: {} for name in ("hermes", "deepseek", "gemma", "xml_tools")}
+    expected |= {"llama3": is_split, "gpt_oss": is_split, "mistral": is_parted}
+    expected |= {"roles_only": is_text, "no tools": is_text}
     for name, changes in expected.items():
         assert rendered(name, several).history_changes == changes, name
     lone = [R1, Q]
