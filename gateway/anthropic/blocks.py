@@ -6,7 +6,7 @@ A user's turn with tool results becomes several messages, and consecutive turns 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.gateway.common.near import nearest
 from penstock.gateway.common.turns import spoken
 from penstock.gateway.http.passed_over import pass_over
 from penstock.protocol.wire.values import spelled
@@ -99,6 +100,46 @@ class ToolResultBlock(ContentBlock):
         _add(messages, "tool", f"{place}.content", self.content, _RESULT)
 
 
+class CompactionBlock(ContentBlock):
+    """A server's summary of earlier turns. It has no content if the server failed."""
+
+    type: Literal["compaction"]
+    content: str | None = None
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        _turn(messages, role)["content"].append(_part(self.content or ""))
+
+
+class DocumentSource(Body):
+    """`source` of a document. What a server would have to fetch or to convert is no text."""
+
+    type: Literal["text", "content"]
+    media_type: str | None = None
+    data: str | None = None
+    content: Any = None
+
+
+class DocumentBlock(ContentBlock):
+    type: Literal["document"]
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        text = self.source.data if self.source.type == "text" else self.source.content
+        _quote(messages, role, f"{place}.source", (self.title, self.context), text)
+
+
+class SearchResultBlock(ContentBlock):
+    type: Literal["search_result"]
+    source: str
+    title: str | None = None
+    content: Any
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        _quote(messages, role, f"{place}.content", (self.title, self.source), self.content)
+
+
 class MessageTurn(Body):
     """An element of `messages`."""
 
@@ -121,11 +162,16 @@ _Kinds = Mapping[str, tuple[type[ContentBlock], Policy]]
 
 _SAID_BESIDE = {"cache_control": CACHED, "citations": "the model is shown the text that cites"}
 _TEXT: _Kinds = {"text": (TextBlock, _policy(TextBlock))}
-_RESULT: _Kinds = {**_TEXT, "tool_reference": (ToolReferenceBlock, _policy(ToolReferenceBlock))}
+_QUOTED: _Kinds = {
+    **_TEXT,
+    "document": (DocumentBlock, _policy(DocumentBlock)),
+    "search_result": (SearchResultBlock, _policy(SearchResultBlock)),
+}
+_RESULT: _Kinds = {**_QUOTED, "tool_reference": (ToolReferenceBlock, _policy(ToolReferenceBlock))}
 _KINDS: Mapping[str, _Kinds] = {
     "system": _TEXT,
     "user": {
-        **_TEXT,
+        **_QUOTED,
         "tool_result": (
             ToolResultBlock,
             _policy(
@@ -139,6 +185,7 @@ _KINDS: Mapping[str, _Kinds] = {
         "text": (TextBlock, Policy(_TEXT["text"][1].honoured, _SAID_BESIDE, unknown="passed")),
         "thinking": (ThinkingBlock, _policy(ThinkingBlock)),
         "redacted_thinking": (RedactedThinkingBlock, _policy(RedactedThinkingBlock)),
+        "compaction": (CompactionBlock, _policy(CompactionBlock)),
         "tool_use": (ToolUseBlock, _policy(ToolUseBlock, caller=_NO_TOOLSET, toolset_name=_NO_TOOLSET)),
     },
 }
@@ -187,12 +234,23 @@ def _add(messages: list[Document], role: str, place: str, content: object, kinds
         _read_block(f"{place}[{number}]", value, kinds).add_to(messages, role, f"{place}[{number}]")
 
 
+_GIVEN = frozenset({"image", "container_upload", *_KINDS["user"]})
+"""Kinds of blocks that say something to the model, whose turn they are not."""
+
+
 def _is_of_server(value: object) -> bool:
-    """Whether a block is a call of a tool that its server has run, or that call's result. No template has a place for
-    them.
+    """Whether a block of the assistant's turn is a server's own, such as a call of a tool that it has run, or that
+    call's result. No template has a place for them.
     """
     kind = value.get("type") if isinstance(value, dict) else None
-    return isinstance(kind, str) and (kind == "server_tool_use" or kind.endswith("_tool_result"))
+    known = _KINDS["assistant"]
+    return isinstance(kind, str) and kind not in known and kind not in _GIVEN and nearest(kind, known) is None
+
+
+def _quote(messages: list[Document], role: str, place: str, heads: Iterable[str | None], content: object) -> None:
+    """Adds a text from elsewhere behind what says where it is from."""
+    _turn(messages, role)["content"].extend(_part(f"{head}\n\n") for head in heads if head)
+    _add(messages, role, place, content, _TEXT)
 
 
 def _read_block(place: str, value: object, kinds: _Kinds) -> ContentBlock:

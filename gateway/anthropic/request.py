@@ -105,16 +105,16 @@ IGNORED: Mapping[str, str] = {
     "cache_control": CACHED,
     "context_management": "messages are used as they are sent",
     "diagnostics": "there is nothing to say of a cache that needs no asking",
+    "mcp_servers": "the client runs the tools",
     "metadata": _BY_KEY,
     "service_tier": "`priority` orders requests",
+    "speed": "there is one speed",
     "user_profile_id": _BY_KEY,
     "workspace_id": _BY_KEY,
 }
 REFUSED: Mapping[str, Refusal] = {
     "container": Refusal("no code is run"),
     "inference_geo": Refusal("the gateway does not know where workers are", ("global",)),
-    "mcp_servers": Refusal("the client runs the tools", ([],)),
-    "speed": Refusal("there is one speed", ("standard",)),
     "output_format": Refusal("is deprecated; use output_config.format"),
     "thread": Refusal(
         "there are no threads; send the whole conversation",

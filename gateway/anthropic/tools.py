@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
+from pydantic import Field
+
+from penstock.gateway.anthropic.client_tools import ClientRunTool, client_run_tool
 from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
-from penstock.gateway.http.passed_over import pass_over
+from penstock.gateway.common.fields import CACHED, Body, Policy
+from penstock.gateway.common.kinds import leave_out_tool
 from penstock.protocol.wire.messages import MAX_TOOLS
-from penstock.protocol.wire.values import spelled
 
 
-class ClientTool(Body):
-    """A client's function. There are no built-in tools."""
+class _NamedTool(Body):
+    name: str
+    strict: bool | None = None
+    input_examples: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ClientTool(_NamedTool):
+    """A client's function."""
 
     type: Literal["custom"] = "custom"
-    name: str
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: bool | None = None
+
+
+class FixedTool(_NamedTool):
+    """A tool of the client's whose input the API fixes."""
+
+    type: str
 
 
 class MessagesToolChoice(Body):
@@ -30,51 +43,56 @@ class MessagesToolChoice(Body):
     disable_parallel_tool_use: bool = False
 
 
-_TOOL = Policy(
-    frozenset(ClientTool.model_fields),
-    ignored={
-        "cache_control": CACHED,
-        "eager_input_streaming": "inputs are streamed as the model writes them",
-        "defer_loading": "the model is shown every tool from the start",
-    },
-    refused={
-        "input_examples": Refusal("examples are not shown to the model; put them into the description", ([],)),
-        "allowed_callers": Refusal("tools are called by the model alone", (["direct"],)),
-    },
+_IGNORED = {
+    "cache_control": CACHED,
+    "eager_input_streaming": "inputs are streamed as the model writes them",
+    "defer_loading": "the model is shown every tool from the start",
+    "allowed_callers": "the model calls every tool itself",
+}
+_TOOL = Policy(frozenset(ClientTool.model_fields), _IGNORED)
+_FIXED = Policy(
+    frozenset(FixedTool.model_fields), {**_IGNORED, "max_characters": "outputs are given as the client sends them"}
 )
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_tools(values: list[dict[str, Any]]) -> list[Document]:
-    """Converts tools to functions.
+    """Converts tools to functions. Those that a server would run, such as a search of the web, are left out and said.
 
     Raises:
         ApiError: naming what is wrong.
     """
     if len(values) > MAX_TOOLS:
         raise wrong("tools", f"has {len(values)} tools, the limit is {MAX_TOOLS}")
-    return [
-        _function(f"tools[{number}]", value) for number, value in enumerate(values) if not _is_search(number, value)
-    ]
+    tools = []
+    for number, value in enumerate(values):
+        place = f"tools[{number}]"
+        if (fixed := client_run_tool(value)) is not None:
+            tools.append(_of_fixed(place, value, fixed))
+        elif (value.get("type") or "custom") == "custom":
+            tools.append(_of_custom(place, value))
+        else:
+            leave_out_tool(place, value["type"], ("custom",))
+    return tools
 
 
-def _is_search(number: int, value: dict[str, Any]) -> bool:
-    """Whether a tool searches for tools, which is left out: the model is shown all of them."""
-    is_search = str(value.get("type")).startswith("tool_search_tool_")
-    if is_search:
-        pass_over(f"tools[{number}].{value['type']}")
-    return is_search
-
-
-def _function(place: str, value: dict[str, Any]) -> Document:
-    kind = value.get("type") or "custom"
-    if kind != "custom":
-        message = f"tools of type {spelled(kind)} are not supported, only custom: the client runs them"
-        raise wrong(f"{place}.type", message, "unsupported_value")
+def _of_custom(place: str, value: dict[str, Any]) -> Document:
     tool = read_at(place, _TOOL, ClientTool, value)
-    function = {"name": tool.name, "parameters": tool.input_schema}
-    more = {name: getattr(tool, name) for name in ("description", "strict") if name in tool.model_fields_set}
-    return {"type": "function", "function": {**function, **more}}
+    return _function(tool, tool.description, tool.input_schema)
+
+
+def _of_fixed(place: str, value: dict[str, Any], fixed: ClientRunTool) -> Document:
+    return _function(read_at(place, _FIXED, FixedTool, value), fixed.description, fixed.input_schema)
+
+
+def _function(tool: _NamedTool, description: str | None, schema: Document) -> Document:
+    """Returns a function. Templates have no place for examples but its description."""
+    if tool.input_examples:
+        examples = "\n".join(json.dumps(each, ensure_ascii=False) for each in tool.input_examples)
+        description = f"{description or ''}\n\nExamples of inputs:\n{examples}".strip()
+    given = {"description": description, "strict": tool.strict}
+    more = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", "function": {"name": tool.name, "parameters": schema, **more}}
 
 
 def to_choice(choice: MessagesToolChoice) -> Document:

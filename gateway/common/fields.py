@@ -136,8 +136,8 @@ class Policy:
         return [*sorted(self.honoured), *self.refused, *self.ignored]
 
 
-_NOTHING: Sequence[object] = ([], {})
-"""Values of an ignored field that need not be reported."""
+_NOTHING: Sequence[object] = ([], {}, "disabled", "standard")
+"""Values of an ignored field that ask for nothing, and need not be reported."""
 
 
 def _at(place: str, name: str) -> str:
@@ -195,6 +195,7 @@ IGNORED: Mapping[str, str] = {
     "service_tier": "`priority` orders requests",
     "prompt_cache_retention": CACHED,
     "prompt_cache_options": CACHED,
+    **dict.fromkeys(("id", "request_id"), "the gateway chooses ids; the header Idempotency-Key names a request"),
     "spaces_between_special_tokens": "text is what the model's tokenizer makes of its tokens",
     **dict.fromkeys(
         ("num_ctx", "num_batch", "num_thread", "num_gpu", "num_keep", "keep_alive", "use_mmap", "use_mlock"), _OLLAMA
@@ -205,11 +206,7 @@ IGNORED: Mapping[str, str] = {
 _USE = "is another server's name for {}"
 _NO_SEARCH = Refusal("beam search is not supported", (False,))
 
-_NO_ID = Refusal("a request's id is the gateway's to choose; the header Idempotency-Key names a request")
-
 REFUSED: Mapping[str, Refusal] = {
-    "id": _NO_ID,
-    "request_id": _NO_ID,
     "use_beam_search": _NO_SEARCH,
     "length_penalty": Refusal("it belongs to beam search, which is not supported", (1.0,)),
     "early_stopping": _NO_SEARCH,

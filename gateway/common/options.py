@@ -111,6 +111,9 @@ class RequestOptions(Body):
             values["seed"] += 2**63
         if values.get("stop"):  # an empty text ends nothing
             values["stop"] = [text for text in values["stop"] if text]
+        for name in _FORMS:
+            if values.get(name) == "":  # nor has the answer to follow one
+                del values[name]
         if self.prompt_cache_key and "affinity" not in values:
             values["affinity"] = sha1(self.prompt_cache_key.encode(), usedforsecurity=False).hexdigest()[:16]
         for name, value in self._forms().items():
@@ -132,6 +135,7 @@ class RequestOptions(Body):
         return {name: value for name, value in forms.items() if value}
 
 
+_FORMS = ("regex", "grammar")
 _OF_WIRE = RequestOptions.model_fields.keys() & PARAMETERS.keys()
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, form_of, forms_of, read_fields
+from penstock.gateway.common.kinds import leave_out_tool
 from penstock.gateway.common.options import (
     STREAM_OPTIONS,
     Count,
@@ -20,6 +21,7 @@ from penstock.gateway.common.options import (
     to_the_end,
 )
 from penstock.gateway.common.thinking import Thinking, thinking_variables
+from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.messages import clean
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire import PARAMETERS
@@ -51,6 +53,8 @@ class ChatBody(RequestOptions):
     def to_wire(self) -> dict[str, Any]:
         values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _CHAT_OF_WIRE}
         values["messages"] = clean(self.messages)
+        if values.get("tools"):
+            values["tools"] = _functions(values["tools"])
         if (is_on := self._thinks) is not None:
             values["chat_template_kwargs"] = thinking_variables(is_on) | (values.get("chat_template_kwargs") or {})
         if self.top_logprobs == 0 and not self.logprobs:
@@ -81,6 +85,25 @@ class ChatBody(RequestOptions):
         )
 
 
+def _functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the tools that are functions. Those that a server would run are left out and said.
+
+    Raises:
+        ApiError: one is the client's, and no function.
+    """
+    functions = []
+    for number, tool in enumerate(tools):
+        kind = tool.get("type")
+        if kind == "custom":
+            message = f"tools[{number}]: custom tools are for POST /v1/responses; use a function with one text"
+            raise ApiError(400, message, param=f"tools[{number}].type", code="unsupported_value")
+        if isinstance(kind, str) and kind != "function":
+            leave_out_tool(f"tools[{number}]", kind, ("function", "custom"))
+        else:
+            functions.append(tool)
+    return functions
+
+
 _CHAT_OF_WIRE = (ChatBody.model_fields.keys() - RequestOptions.model_fields.keys()) & {
     *PARAMETERS, "top_logprobs", "max_completion_tokens",
 }  # fmt: skip
@@ -94,6 +117,7 @@ CHAT_POLICY = Policy(
         "store": "chat completions are not stored, and none can be listed; /v1/responses are",
         "prediction": "it would make an answer quicker, and changes none",
         "verbosity": "a hint that the models served here do not know",
+        "web_search_options": "there is no search of the web",
     },
     refused={
         **REFUSED,
@@ -101,7 +125,6 @@ CHAT_POLICY = Policy(
         "function_call": Refusal(_USE_TOOLS.format("tool_choice"), ("none", "auto")),
         "modalities": Refusal("answers are text", (["text"],)),
         "audio": Refusal("answers are text"),
-        "web_search_options": Refusal("there is no search of the web"),
         "moderation": Refusal("there is no moderation"),
         "chat_template": Refusal("the template is the model's own"),
         "add_special_tokens": Refusal("the chat template decides which are added", (False,)),

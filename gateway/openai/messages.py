@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.gateway.common.fields import CACHED, Policy, Refusal
+from penstock.gateway.common.turns import custom_arguments
 
 _PLAIN = frozenset({"role", "content"})
 _CACHE = {"cache_control": CACHED}
@@ -63,10 +64,21 @@ def _cleaned(message: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _without_functions(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message with its call, or its result, as tools have them: functions were there before."""
+    """Returns a message with its calls, or its result, as functions that are tools have them."""
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_function_call(call) for call in calls]
     if (call := message.pop("function_call", None)) is not None:
         message.setdefault("tool_calls", [{"type": "function", "function": call}])
     return message | {"role": "tool"} if message.get("role") == "function" else message
+
+
+def _function_call(call: object) -> object:
+    """Returns a call as that of a function. One of a custom tool has a single text for its arguments."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": custom_arguments(custom.get("input"))}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _is_thought(part: object) -> bool:

@@ -14,15 +14,12 @@ from pydantic import Field
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import Body, Policy, form_of, read_fields
-from penstock.gateway.common.near import nearest
+from penstock.gateway.common.kinds import leave_out_tool
+from penstock.gateway.common.turns import CUSTOM_INPUT
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.passed_over import is_strict, pass_over
+from penstock.gateway.http.passed_over import pass_over
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS, BuiltinName
 from penstock.gateway.responses.grammars import regex_of
-from penstock.protocol.wire.values import spelled
-
-INPUT = "input"
-"""The argument of the function that a custom tool becomes."""
 
 
 class FunctionTool(Body):
@@ -107,7 +104,7 @@ def read_tools(values: Sequence[Document], place: str = "tools") -> list[Documen
         kind = value.get("type")
         found = _KINDS.get(kind) if isinstance(kind, str) else None
         if found is None or _is_in_container(value):
-            _leave_out(at, kind)
+            leave_out_tool(at, kind, _KINDS)
             continue
         model, policy = found
         tool = read_fields(policy, model, value, at).model_dump()
@@ -122,15 +119,6 @@ def read_tools(values: Sequence[Document], place: str = "tools") -> list[Documen
 def _is_in_container(tool: Document) -> bool:
     where = tool.get("environment")
     return isinstance(where, dict) and str(where.get("type")).startswith("container_")
-
-
-def _leave_out(at: str, kind: object) -> None:
-    meant = nearest(kind, _KINDS.keys() - {kind}) if isinstance(kind, str) else None
-    if is_strict() or meant is not None or not isinstance(kind, str):
-        hint = f", did you mean {meant}?" if meant else f", only {', '.join(_KINDS)}"
-        message = f"{at}: a tool of type {spelled(kind)} is not there{hint}"
-        raise ApiError(400, message, param=f"{at}.type", code="unsupported_value")
-    pass_over(f"{at}.{kind}")
 
 
 def offered(tools: Sequence[Document], namespace: str | None = None) -> dict[str, OfferedTool]:
@@ -174,7 +162,12 @@ def _of_custom(tool: Document) -> Document:
         description = f"{description}\n\nThe input follows this Lark grammar:\n{grammar}".strip()
     if (pattern := _pattern_of(tool)) is not None:
         text["pattern"] = f"^(?:{pattern})$"
-    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: text},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
     described = {"description": description} if description else {}
     return {"name": tool["name"], **described, "parameters": parameters, "strict": "pattern" in text}
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.gateway.common.documents import Document
+from penstock.gateway.common.turns import custom_arguments
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
 from penstock.gateway.responses.input.item import InputItem, content_of, parts_of, turn_of
-from penstock.gateway.responses.tools import INPUT, full_name
+from penstock.gateway.responses.tools import full_name
 
 
 class _NamedCallItem(InputItem):
@@ -47,8 +48,7 @@ class CustomCallItem(_NamedCallItem):
     input: str
 
     def add_to(self, messages: list[Document]) -> None:
-        arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)
-        _add_call(messages, self.call_id, full_name(self.name, self.namespace), arguments)
+        _add_call(messages, self.call_id, full_name(self.name, self.namespace), custom_arguments(self.input))
 
 
 class CallOutputItem(InputItem):

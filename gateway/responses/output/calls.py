@@ -9,12 +9,13 @@ from itertools import chain, repeat
 from pydantic_core import from_json
 
 from penstock.gateway.common.documents import Document
+from penstock.gateway.common.turns import CUSTOM_INPUT
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
 from penstock.gateway.responses.output.items import OutputItem, UnnumberedEvent, part
 from penstock.gateway.responses.output.strings import StringReader
-from penstock.gateway.responses.tools import INPUT, OfferedTool
+from penstock.gateway.responses.tools import OfferedTool
 
-_INPUT = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_INPUT = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _COMMANDS = re.compile(r'\s*\{\s*"commands"\s*:\s*\[\s*"')
 _NEXT = re.compile(r'\s*,\s*"')
 _OPERATION = (
@@ -83,9 +84,9 @@ class _CustomCall(_FunctionCall):
     def _rest(self) -> str:
         """Returns what the end of the arguments adds to the text."""
         unread = self._strings.unread
-        if self._strings.has_begun or f'{{"{INPUT}":"'.startswith("".join(unread.split())):
+        if self._strings.has_begun or f'{{"{CUSTOM_INPUT}":"'.startswith("".join(unread.split())):
             return ""
-        given = _object_in(unread).get(INPUT)
+        given = _object_in(unread).get(CUSTOM_INPUT)
         return given if isinstance(given, str) else unread
 
     def _done(self) -> UnnumberedEvent:

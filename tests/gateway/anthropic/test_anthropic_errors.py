@@ -155,7 +155,8 @@ def of_user(*blocks: Any) -> dict[str, Any]:
 
 UNSUPPORTED: list[tuple[Any, str]] = [
     (of_user(IMAGE), "messages[0].content[0].type: blocks of type 'image' are not supported here, only text"),
-    (of_user({"type": "document"}), "'document'"),
+    (of_user({"type": "document"}), "messages[0].content[0]: source: Field required"),
+    (of_user({"type": "document", "source": {"type": "base64"}}), "source.type: Input should be 'text' or 'content'"),
     (of_user(CALL), "'tool_use'"),
     (
         of_user({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}),
@@ -178,17 +179,16 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     ({"system": [{}] * 9000}, "has 9000 blocks"),
     ({"system": 1}, "system: must be a text or a list"),
     (
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools[0].type: tools of type 'web_search",
+        {"tools": [{"type": "custm", "name": "f"}]},
+        "tools[0]: a tool of type 'custm' is not there, did you mean custom?",
     ),
     ({"tools": [{"name": "f"}]}, "tools[0]: input_schema"),
-    ({"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}]}, "input_examples"),
+    ({"tools": [{"name": "f", "input_schema": {}, "input_examples": [1]}]}, "input_examples"),
     ({"tools": [{"name": "f", "input_schema": {}}] * 600}, "has 600 tools"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: required, but there are no tools"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
     ({"container": "c"}, "container: no code is run"),
-    ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"inference_geo": "eu"}, "inference_geo"),
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -151,7 +151,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
     ("given", "param", "code", "says"),
     [
         ({"temprature": 1}, "temprature", "unknown_parameter", "did you mean temperature?"),
-        ({"id": "mine"}, "id", "unsupported_parameter", "Idempotency-Key"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "unsupported_value", "/v1/responses"),
         ({"prompt": "hi"}, "prompt", "unsupported_parameter", "prompt"),
         ({"temperature": 200}, "temperature", "invalid_value", "200"),
         ({"temperature": "hot"}, "temperature", "invalid_type", "'hot'"),

@@ -101,7 +101,6 @@ def test_every_field_of_the_official_client_has_a_policy() -> None:
     ("given", "param", "code", "says"),
     [
         ({"temprature": 1}, "temprature", "unknown_parameter", "did you mean temperature?"),
-        ({"truncation": "auto"}, "truncation", "unsupported_parameter", "no conversation is cut"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter", "previous_response_id"),
         ({"max_tokens": 5}, "max_tokens", "unsupported_parameter", "max_output_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value", "0"),

@@ -1,0 +1,95 @@
+"""Tools whose inputs Anthropic's API fixes and that the client runs: a shell, an editor of files, and a memory.
+
+The model is shown a function with the tool's name. A version is a date behind the kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.gateway.common.documents import Document
+
+_VERSION = re.compile(r"_\d{8}$")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRunTool:
+    """One of these tools: what the model is told of it, and its input."""
+
+    description: str
+    properties: Mapping[str, Document]
+    required: tuple[str, ...] = ()
+
+    @property
+    def input_schema(self) -> Document:
+        return {
+            "type": "object", "properties": dict(self.properties), "required": list(self.required),
+            "additionalProperties": False,
+        }  # fmt: skip
+
+
+def _text(description: str) -> Document:
+    return {"type": "string", "description": description}
+
+
+def _one_of(*commands: str) -> Document:
+    return {"type": "string", "enum": list(commands)}
+
+
+_PATH = _text("The path of the file or directory.")
+_LINE = {
+    "type": "integer",
+    "description": "For insert: the number of the line behind which the text goes; 0: in front.",
+}
+_EDITS: Mapping[str, Document] = {
+    "path": _PATH,
+    "file_text": _text("For create: what the file is to hold."),
+    "old_str": _text("For str_replace: what is replaced. It must be in the file exactly once."),
+    "insert_line": {"type": "integer", "description": "For insert: the line behind which the text goes; 0: in front."},
+    "view_range": {
+        "type": "array", "items": {"type": "integer"},
+        "description": "For view: the first and the last line, from 1; -1 is the end of the file.",
+    },
+}  # fmt: skip
+
+_CLIENT_RUN_TOOLS: Mapping[str, ClientRunTool] = {
+    "bash": ClientRunTool(
+        "Runs a command in a shell on the user's machine, which stays open between calls, and returns its output.",
+        {
+            "command": _text("The command."),
+            "restart": {"type": "boolean", "description": "Starts the shell anew instead of running a command."},
+        },
+    ),
+    "text_editor": ClientRunTool(
+        "Views, creates and edits text files on the user's machine.",
+        {
+            "command": _one_of("view", "create", "str_replace", "insert"),
+            **_EDITS,
+            "new_str": _text("For str_replace: what comes in its place. For insert: the text."),
+        },
+        ("command", "path"),
+    ),
+    "memory": ClientRunTool(
+        "Keeps notes in files under /memories, which later conversations can read.",
+        {
+            "command": _one_of("view", "create", "str_replace", "insert", "delete", "rename"),
+            **_EDITS,
+            "new_str": _text("For str_replace: what comes in its place."),
+            "insert_text": _text("For insert: the text."),
+            "old_path": _text("For rename: the path that there is."),
+            "new_path": _text("For rename: the new one."),
+        },
+        ("command",),
+    ),
+}
+
+
+def client_run_tool(tool: Mapping[str, Any]) -> ClientRunTool | None:
+    """Returns the tool that a definition's `type` names; None: it is not one of these."""
+    kind = tool.get("type")
+    if not isinstance(kind, str) or not _VERSION.search(kind):
+        return None
+    return _CLIENT_RUN_TOOLS.get(_VERSION.sub("", kind))
