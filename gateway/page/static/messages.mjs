@@ -16,15 +16,17 @@ export function newAnswerItem(list) {
   const details = newElement("details", { hidden: true }, [newElement("summary", { textContent: "Reasoning" }), reasoning]);
   const text = newElement("div", { className: "markdown" });
   const calls = newElement("div", { className: "plain" });
-  const footer = newElement("footer", { textContent: "waiting for the first token" });
-  item.append(details, text, calls, footer);
+  const footer = newElement("footer");
+  const waiting = newElement("div", { className: "waiting", textContent: "waiting for the first token" });
+  item.append(details, text, calls, footer, waiting);
   const view = new MarkdownView(text);
   return {
     tellPrefill(done, total) {
-      footer.textContent = `reading the prompt: ${done.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} tokens`;
+      waiting.textContent = `reading the prompt: ${done.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} tokens`;
+      waiting.hidden = false; // a takeover reads it again
     },
     show(answer) {
-      footer.textContent = "";
+      waiting.hidden = true;
       const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
       details.hidden = answer.reasoning === "";
       reasoning.textContent = answer.reasoning;
