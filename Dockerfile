@@ -57,12 +57,13 @@ COPY --from=build /opt/penstock /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/cache/penstock/huggingface \
+    XDG_CACHE_HOME=/var/cache \
     PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile \
     PENSTOCK_HEALTH_HOST=* \
     PENSTOCK_HEALTH_PORT=8080 \
     PENSTOCK_GATEWAY_HOST=*
-# A container has a network of its own, and probes, scrapers and clients come from outside of it; --network host is yours
-# to bound.
+# XDG_CACHE_HOME puts models by name into /var/cache/penstock/models. A container has a network of its own, and probes,
+# scrapers and clients come from outside of it; --network host is yours to bound.
 USER 10001:10001
 EXPOSE 8000 8080
 STOPSIGNAL SIGTERM

@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
 # The images and the extras that they hold; of `make image`, which one.
-IMAGES := cpu=worker,gateway,otel tpu=worker,tpu,otel cuda=worker,cuda,otel gateway=gateway,otel
+IMAGES := cpu=worker,gateway,stores,otel tpu=worker,tpu,stores,otel cuda=worker,cuda,stores,otel gateway=gateway,otel
 IMAGE := cpu
 RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_40 \
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \

@@ -194,7 +194,9 @@ def test_our_containers_have_few_rights(name: str) -> None:
 def test_what_a_worker_writes_is_on_a_volume() -> None:
     worker = SERVICES["worker"]
     mounts = [volume.split(":")[1] for volume in worker["volumes"] if not volume.endswith(":ro")] + worker["tmpfs"]
-    for written in (worker["environment"][variable("compile_cache_dir")], docker_variables()["HF_HOME"], "/tmp"):
+    image = docker_variables()
+    models = f"{image['XDG_CACHE_HOME']}/penstock/models"
+    for written in (worker["environment"][variable("compile_cache_dir")], image["HF_HOME"], models, "/tmp"):
         assert any(written == mount or written.startswith(mount + "/") for mount in mounts), written
     assert {volume.split(":")[0] for volume in worker["volumes"]} & COMPOSE["volumes"].keys()
 

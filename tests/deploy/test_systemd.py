@@ -81,6 +81,14 @@ def test_what_a_restart_would_not_cure_is_not_restarted() -> None:
     assert not {each.exit_status for each in final} & {each.exit_status for each in passing}
 
 
+def test_what_a_worker_keeps_is_in_its_cache_folder() -> None:
+    (folder,) = lines("penstock-worker@.service", "CacheDirectory")
+    kept = environment("penstock-worker@.service")
+    models = f"{kept['XDG_CACHE_HOME']}/penstock/models"  # with no home folder
+    for written in (kept[variable("compile_cache_dir")], kept["HF_HOME"], models):
+        assert written.startswith(f"%C/{folder}/")
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_understands_them(tmp_path: Path) -> None:
     for name, unit in UNITS.items():
