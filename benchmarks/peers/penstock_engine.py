@@ -1,4 +1,4 @@
-"""Penstock's bare engine."""
+"""Penstock's bare engine, without speculation unless the options ask for it: other engines guess nothing either."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def load(setup: Setup) -> Run:
         "kv_cache_bytes": KV_CACHE_GIB * 2**30,
         "prefix_caching": setup.prefix_caching,
         "compile_cache_dir": COMPILE_CACHE,
+        "speculation": "off",
     }
     engine = Engine.from_checkpoint(setup.model, engine_config(cast(EngineOptions, options | setup.options)))
     engine.warm_up()
