@@ -30,14 +30,14 @@ def make_card(
     digest = None if identity is None else identity.digest(chat_format)
     of_checkpoint = {} if identity is None else {**dataclasses.asdict(identity), "digest": digest}
     of_engine = {} if info is None else {name: getattr(info, name) for name in _OF_ENGINE}
-    of_engine["arithmetic"] = None if info is None else arithmetic_here(info)
+    of_engine["arithmetic"] = None if info is None else _arithmetic(info)
     limits = {name: getattr(config, name) for name in _LIMITS}
     first, *others = config.names_of(model)
     fields = {**of_checkpoint, **of_engine, **limits, "aliases": " ".join(others) or None}
     return ModelCard(model=first, worker=config.name, version=__version__, chat_format=chat_format, **fields)
 
 
-def arithmetic_here(info: EngineInfo) -> str | None:
+def _arithmetic(info: EngineInfo) -> str | None:
     """Names the arithmetic of this version's engine: another version may compute a model in another order."""
     of_engine = info.arithmetic
     if of_engine is None:

@@ -23,12 +23,13 @@ from penstock.protocol.queue.load import QueueLoad
 from penstock.protocol.redis.address import Address, parse_url
 from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
 from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import ModelCard
 from penstock.serving.exporting import exporting
 from penstock.serving.exposition import render
 from penstock.serving.listening import shown
 from penstock.serving.readiness import Readiness
 from penstock.serving.refusals import Refusals
-from penstock.worker.card import arithmetic_here, make_card
+from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
@@ -147,8 +148,9 @@ class WorkerService:
             async with exporting(self._telemetry, self.metrics.registry, self._refresh):
                 model = await self._prepare()
                 if model is not None:
-                    self._introduce(model)
-                    await self._serve(model)
+                    card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
+                    self._introduce(model, card)
+                    await self._serve(model, card)
                     _log.info("drained", worker=self.config.name)
         finally:
             if self._health is not None:
@@ -227,12 +229,11 @@ class WorkerService:
         if self._is_loading:  # a thread that nobody waits for may still go on for a while
             self.readiness.not_ready(_PART, doing)
 
-    def _introduce(self, model: Model) -> None:
+    def _introduce(self, model: Model, card: ModelCard) -> None:
         _warn_of_ignored(model.defaults)
         health = None if self._health is None else shown(self.config.health_host, self._health.port)
         where = {"queue": self.config.queue, "worker": self.config.name, "redis": str(self._address)}
-        arithmetic = None if model.info is None else arithmetic_here(model.info)
-        _log.info(STARTED, **describe(model.name, model.info, **where, health=health, arithmetic=arithmetic))
+        _log.info(STARTED, **describe(model.name, model.info, **where, health=health, arithmetic=card.arithmetic))
         if model.info is not None:
             _warn_of_missing(model.info)
 
@@ -243,7 +244,7 @@ class WorkerService:
     def _client_name(self) -> str:
         return f"penstock-worker-{self.config.name}"
 
-    async def _serve(self, model: Model) -> None:
+    async def _serve(self, model: Model, card: ModelCard) -> None:
         redis = self._connect()
         block_s = self.config.block_ms / 1000
         blocking = connect_blocking(self._address, decode=False, block_s=block_s, name=self._client_name)
@@ -255,7 +256,6 @@ class WorkerService:
         grammars = None if model.grammars is None else MeasuredGrammars(model.grammars, self.metrics)
         max_model_len = None if model.info is None else model.info.max_model_len
         preparer = Preparer(model.text, self.config, grammars, max_model_len)
-        card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         device = None if model.info is None else device_of(model.info)
         self._session = Session(
             redis,
