@@ -75,6 +75,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     text = str(runner.compile_backbone(16).as_text())
     return {
         "tokens": [results[request.id, 0].token_ids for request in requests],
+        "arithmetic": engine.describe().arithmetic,
         "logprobs": [token.logprob for token in results["hot", 0].logprobs],
         "all_reduces": len(re.findall(r"= [^=]+ all-reduce(?:-start)?\(", text)),
         "other_collectives": len(re.findall(r"(all-gather|reduce-scatter|collective-permute|all-to-all)\(", text)),

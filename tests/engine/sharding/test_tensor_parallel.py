@@ -97,6 +97,15 @@ def test_several_devices_give_the_tokens_of_one(runs: OfModel, model: str, tenso
     assert together["logprobs"] == pytest.approx(alone["logprobs"], abs=1e-4)
 
 
+def test_a_split_has_another_arithmetic_and_other_bits_of_some_models(runs: OfModel) -> None:
+    has_other_bits = []
+    for model in QUICK:
+        for together in list(runs(model).values())[1:]:
+            assert together["arithmetic"] != runs(model)["1"]["arithmetic"]
+            has_other_bits.append(together["logprobs"] != runs(model)["1"]["logprobs"])
+    assert any(has_other_bits)
+
+
 @pytest.mark.parametrize(("model", "tensor"), split_of(model for model in MODELS if model != "normed"))
 def test_a_layer_talks_twice_and_the_embedding_once(runs: OfModel, model: str, tensor: str) -> None:
     talks = 1 if model == "parallel" else 2  # XLA joins the two of a layer that does both at once
