@@ -41,8 +41,8 @@ class EngineConfig:
     activations: Annotated[
         str,
         Setting(
-            "Type of the activations that int8 weights are multiplied by: auto (as the checkpoint says), or int8, "
-            "which quantizes them token by token.",
+            "Type of the activations that int8 and int4 weights are multiplied by: auto (as the checkpoint says), or "
+            "int8, which quantizes them token by token.",
             one_of=("auto", "int8"),
         ),
     ] = "auto"

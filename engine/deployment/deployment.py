@@ -28,6 +28,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling.sampling_state import state_bytes
 from penstock.engine.execution.state_cache import slot_bytes
+from penstock.engine.formats.packing import INTEGERS
 from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.loading.files import expanded
@@ -266,7 +267,7 @@ def deploy(
 
     Raises:
         ConfigError: the model cannot be split this way, there are too few devices, the page table is too large, or int8
-            activations are asked for and no weights are in int8.
+            activations are asked for and no weights are in int8 or int4.
     """
     is_abstract = devices is not None  # abstract arrays need a placement that names their devices
     if devices is None:
@@ -342,12 +343,14 @@ def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:
     packings = [
         packing for packed in (model.packed, *(block.packed for block in model.blocks)) for _, packing in packed
     ]
-    if all(packing.code != "int8" for packing in packings):
+    if all(packing.code not in INTEGERS for packing in packings):
         held = ", ".join(sorted({packing.code for packing in packings})) or model.dtype
-        raise ConfigError(f"activations = {setting} is for weights in int8, and these are in {held}")
+        raise ConfigError(f"activations = {setting} is for weights in {' or '.join(INTEGERS)}, and these are in {held}")
 
     def multiplied(packed: PackedMatmuls) -> PackedMatmuls:
-        return tuple((path, replace(packing, has_int8_activations=packing.code == "int8")) for path, packing in packed)
+        return tuple(
+            (path, replace(packing, has_int8_activations=packing.code in INTEGERS)) for path, packing in packed
+        )
 
     blocks = tuple(replace(block, packed=multiplied(block.packed)) for block in model.blocks)
     return replace(model, blocks=blocks, packed=multiplied(model.packed))

@@ -11,7 +11,7 @@
 Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added.
 Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel); fp8 also has one for all or one per block. An
 asymmetric one has `weight_zero_point`: like the codes, packed along `out`. `weight_g_idx` is the group of each feature.
-If `input_activations` are int8 with a dynamic scale for each token, int8 weights are multiplied by activations
+If `input_activations` are int8 with a dynamic scale for each token, int8 and int4 weights are multiplied by activations
 quantized so. Any other activations are as the model computes them.
 """
 
@@ -72,7 +72,7 @@ class Scheme:
             raise unsupported("config_groups.weights.actorder", order)
         rows, group = _block(fields, strategy)
         has_zeros = not flag(fields, "symmetric", True)
-        by_token = (kind, bits) == ("int", 8) and _are_int8_by_token(activations)
+        by_token = kind == "int" and _are_int8_by_token(activations)
         return cls(kind, bits, strategy, group, rows, has_zeros, order in ("group", "dynamic"), by_token)
 
     def makes(self, code: str) -> bool:

@@ -14,6 +14,8 @@ PLANES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 )
 # What is subtracted from a code if a weight has no zeros of its own: small codes are held without a sign.
 ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int5": 16, "int4": 8})
+INTEGERS = ("int8", "int4")
+"""Codes that can be multiplied by activations in int8."""
 GROUPS = (0, 16, 32, 64, 128)
 FLOATS = ("float32", "float16", "bfloat16")
 LEAVES = (
@@ -67,7 +69,7 @@ class Packing:
             and self.group >= 0
             and (is_integer or self.offset == "none")
             and (is_integer or not self.has_order)
-            and (self.code == "int8" or not self.has_int8_activations)
+            and (self.code in INTEGERS or not self.has_int8_activations)
             and (self.rows == 1 or (self.code == "fp8" and self.rows >= 0))
             and (self.group in GROUPS or self.code == "fp8")
             and (self.scale == "e8m0") == (self.code == "fp4")

@@ -102,7 +102,13 @@ class TPUKernel(Held):
     def multiply(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
     ) -> jax.Array:
-        return rounded(self._multiply_on_devices(x, *_stacked(arrays, layer)), bias, dtype)
+        stack, layer = _stacked(arrays, layer)
+        if self.form.packing.has_int8_activations:
+            codes, scales = quantized_rows(x)
+            y = self._multiply_on_devices(codes.astype(x.dtype), stack, layer) * scales
+        else:
+            y = self._multiply_on_devices(x, stack, layer)
+        return rounded(y, bias, dtype)
 
     def multiply_groups(
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups

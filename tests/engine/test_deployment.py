@@ -31,18 +31,20 @@ def holding(*codes: str) -> ModelConfig:
     return replace(TINY, blocks=tuple(replace(block, packed=packed) for block in TINY.blocks))
 
 
-def test_activations_are_quantized_where_weights_are_in_int8() -> None:
+def test_activations_are_quantized_where_weights_are_integers() -> None:
     config = EngineConfig(attention="xla", matmul="xla", activations="int8")
-    for block in deploy(config, holding("int8", "int4")).model.blocks:
-        assert [packing.has_int8_activations for _, packing in block.packed] == [True, False]
-    as_stored = deploy(replace(config, activations="auto"), holding("int8")).model
+    for block in deploy(config, holding("int8", "int4", "fp8")).model.blocks:
+        assert [packing.has_int8_activations for _, packing in block.packed] == [True, True, False]
+    as_stored = deploy(replace(config, activations="auto"), holding("int8", "int4")).model
     assert not any(packing.has_int8_activations for block in as_stored.blocks for _, packing in block.packed)
 
 
-@pytest.mark.parametrize(("codes", "held"), [((), "float32"), (("int4",), "int4"), (("int4", "fp8"), "fp8, int4")])
-def test_activations_in_int8_need_weights_in_int8(codes: tuple[str, ...], held: str) -> None:
+@pytest.mark.parametrize(("codes", "held"), [((), "float32"), (("fp8",), "fp8")])
+def test_activations_in_int8_need_weights_that_are_integers(codes: tuple[str, ...], held: str) -> None:
     config = EngineConfig(attention="xla", matmul="xla", activations="int8")
-    with pytest.raises(ConfigError, match=f"activations = int8 is for weights in int8, and these are in {held}$"):
+    with pytest.raises(
+        ConfigError, match=f"activations = int8 is for weights in int8 or int4, and these are in {held}$"
+    ):
         deploy(config, holding(*codes))
 
 

@@ -8,6 +8,8 @@
 #ifndef PENSTOCK_CODES_H_
 #define PENSTOCK_CODES_H_
 
+#include <type_traits>
+
 #include "matmul.h"
 
 namespace penstock {
@@ -17,12 +19,31 @@ inline void StoreLanes(void* to, Words value) { std::memcpy(to, &value, sizeof v
 template <int kBits>
 constexpr int64_t kInLane = 32 / kBits;
 
+template <int kBits>
+using Bits = std::integral_constant<int, kBits>;
+
 // 4-bit codes are unsigned, and `zero` is subtracted. 8-bit codes are signed.
 template <int kBits>
 inline Vector ValueOf(Words lanes, int feature, float zero) {
   const int shift = 16 * (feature % 2) + kBits * (feature / 2);
   if (kBits == 8) return __builtin_convertvector((Ints)(lanes << (24 - shift)) >> 24, Vector);
   return __builtin_convertvector((Ints)(lanes >> shift & 15u), Vector) - zero;
+}
+
+// Integer products take codes as bytes of a lane, four features of a column. A lane of 8-bit codes is one, and one of 4-bit
+// codes has two, low bits first: BytesOf makes each, and FeatureOf names the feature that is in a place of all of them.
+template <int kBits>
+constexpr int kByteLanes = 8 / kBits;
+
+template <int kBits>
+inline Words BytesOf(Words lanes, int number) {
+  return kBits == 8 ? lanes : lanes >> kBits * number & 0x0f0f0f0fu;
+}
+
+template <int kBits>
+constexpr int FeatureOf(int place) {
+  const int shift = 8 * (place % 4) + kBits * (place / 4);
+  return 2 * (shift % 16 / kBits) + shift / 16;
 }
 
 // Unpacks lanes into the rows of an f32 panel, also if rows are float16, or into the pairs of rows of a bf16 one.
@@ -115,6 +136,15 @@ __attribute__((noinline)) void UnpackPiece(const uint32_t* lanes, int64_t depth,
       __builtin_prefetch(lanes + ahead + v * kLanes);
       unpack(LoadWords(lanes + v * kLanes), piece + k * kPanel + v * kAcross);
     }
+}
+
+// Unpacks `depth` features of a panel to lanes of bytes.
+template <int kBits>
+__attribute__((noinline)) void UnpackBytes(const uint32_t* lanes, int64_t depth, uint32_t* piece) {
+  for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel)
+    for (int number = 0; number < kByteLanes<kBits>; ++number, piece += kPanel)
+      for (int v = 0; v < kVectors; ++v)
+        StoreLanes(piece + v * kLanes, BytesOf<kBits>(LoadWords(lanes + v * kLanes), number));
 }
 
 }  // namespace penstock

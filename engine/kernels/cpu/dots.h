@@ -47,11 +47,26 @@ inline Ints Dot(Ints sums, Words x, Words weights) {
 #endif
 #endif
 
-constexpr uint32_t kStored = kHasTiles ? 0 : kUnsigned;  // what is added to rows in memory: tiles take signed x
+// The same with codes of 0 to 15, which need no sign: x is signed, whatever the instruction.
+inline Ints DotOfSmall(Ints sums, Words codes, Words x) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  return Dot(sums, codes, x);
+#elif defined(__AVX512BW__)  // the sum of two products fits into 16 bits
+  return sums + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)codes, (__m512i)x), _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+  return sums + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)codes, (__m256i)x), _mm256_set1_epi16(1));
+#else
+  return Dot(sums, codes, x);
+#endif
+}
 
-// Quantizes a row to 8 bits, in the lanes of weights: the values nearest to x / scale, with the largest at 127. Returns
-// the scale, which is NaN for a row with an infinity or a NaN.
-template <typename T>
+// What is added to rows in memory that are multiplied by codes of so many bits: tiles take signed x.
+template <int kBits>
+constexpr uint32_t kStored = kHasTiles || kBits == 4 ? 0 : kUnsigned;
+
+// Quantizes a row to 8 bits, in the order of the weights' bytes: the values nearest to x / scale, with the largest at
+// 127. Returns the scale, which is NaN for a row with an infinity or a NaN.
+template <int kBits, typename T>
 __attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* to) {
   uint32_t most = 0;  // as bits, which are ordered like magnitudes, with NaN last
   for (int64_t k = 0; k < depth; ++k) {
@@ -64,18 +79,17 @@ __attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* 
   std::memcpy(&largest, &most, sizeof largest);
   const bool is_finite = most < 0x7f800000u;
   const float inverse = is_finite && largest > 1e-36f ? 127.0f / largest : 0.0f;  // for less it would be infinite
-  constexpr int kAdded = kStored ? 128 : 0;
+  constexpr int kAdded = kStored<kBits> ? 128 : 0;
   if (inverse == 0.0f) {
     std::memset(to, kAdded, depth);
     return is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   }
   for (int64_t k = 0; k < depth; ++k)
     to[k] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(Load(x[k]) * inverse)) + kAdded);
-  for (int64_t k = 0; k < depth; k += 4) {
-    uint32_t lane;
-    std::memcpy(&lane, to + k, sizeof lane);
-    lane = (lane & 0xff0000ffu) | (lane & 0xff00u) << 8 | (lane & 0xff0000u) >> 8;
-    std::memcpy(to + k, &lane, sizeof lane);
+  for (int64_t k = 0; k < depth; k += kInLane<kBits>) {
+    uint8_t lanes[kInLane<kBits>];
+    std::memcpy(lanes, to + k, sizeof lanes);
+    for (int place = 0; place < kInLane<kBits>; ++place) to[k + place] = lanes[FeatureOf<kBits>(place)];
   }
   return largest / 127.0f;
 }

@@ -40,11 +40,12 @@
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, weights) OPERAND(F32, bias) OPERAND(S32, group_sizes)        \
   RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
 
-// `bytes` and `row_scales` are for quantized rows, and empty otherwise; without `group_sizes` there is one group.
+// `bytes` and `row_scales` are for quantized rows, `row_sums` [rows, groups] for those whose weights have offsets, and all
+// are empty otherwise; without `group_sizes` there is one group.
 #define PENSTOCK_TABLE_QuantizedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                              \
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, codes) OPERAND(AnyBuffer, scales) OPERAND(AnyBuffer, offsets) \
   OPERAND(F32, bias) OPERAND(S32, group_sizes)                                                          \
-  RESULT(AnyBuffer, y) RESULT(U8, bytes) RESULT(F32, row_scales)                                        \
+  RESULT(AnyBuffer, y) RESULT(U8, bytes) RESULT(F32, row_scales) RESULT(S32, row_sums)                  \
   ATTRIBUTE(int64_t, bits) ATTRIBUTE(int64_t, offset) ATTRIBUTE(int64_t, gate)
 
 // The arrays of the halves follow `x`; `integers` and `floats` have the numbers of one half after the other.

@@ -158,6 +158,7 @@ QUANTIZED_MATMUL = Kernel(
         *rows("operand", ANY, "x", "codes", "scales", "offsets"),
         *rows("operand", F32, "bias"), *rows("operand", S32, "group_sizes"),
         *rows("result", ANY, "y"), *rows("result", U8, "bytes"), *rows("result", F32, "row_scales"),
+        *rows("result", S32, "row_sums"),
         *rows("attribute", INTEGER, "bits", "offset", "gate"),
     ),
 )  # fmt: skip

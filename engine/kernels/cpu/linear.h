@@ -66,12 +66,14 @@ struct Linear {
     }
     const QuantizedWeights weights =
         QuantizedOf(buffers.weights, buffers.scales, buffers.offsets, shape.depth, buffers.offset);
-    if (buffers.reads_bytes) return MultiplyQuantized<8>(team, rows, weights, Quantized(team, rows, x), put);
-    const PlainRows<T> plain{x, shape.depth};
-    if (buffers.weights.dimensions()[1] * kInLane<8> == shape.depth)
-      MultiplyQuantized<8>(team, rows, weights, plain, put);
-    else
-      MultiplyQuantized<4>(team, rows, weights, plain, put);
+    const auto with_bits = [&](auto bits) {
+      if (buffers.reads_bytes)
+        MultiplyQuantized<bits()>(team, rows, weights, Quantized<bits()>(team, rows, weights, x), put);
+      else
+        MultiplyQuantized<bits()>(team, rows, weights, PlainRows<T>{x, shape.depth}, put);
+    };
+    if (buffers.weights.dimensions()[1] * kInLane<8> == shape.depth) with_bits(Bits<8>{});
+    else with_bits(Bits<4>{});
   }
 
  private:
@@ -89,14 +91,15 @@ struct Linear {
     });
   }
 
-  ByteRows Quantized(Team& team, int64_t rows, const T* x) const {
-    static thread_local Buffer kept_bytes, kept_scales;
-    uint8_t* bytes = kept_bytes.Of<uint8_t>(rows * shape.depth);
-    float* scales = kept_scales.Of<float>(rows);
-    ForEachRow(team, rows, [&](int64_t row) {
-      scales[row] = QuantizeRow(x + row * shape.depth, shape.depth, bytes + row * shape.depth);
-    });
-    return {bytes, scales, shape.depth};
+  template <int kBits>
+  ByteRows<kBits> Quantized(Team& team, int64_t rows, const QuantizedWeights& weights, const T* x) const {
+    static thread_local Buffer kept_bytes, kept_scales, kept_sums;
+    const bool has_sums = ByteRows<kBits>::NeedsSums(weights.offset);
+    const ByteRows<kBits> quantized{kept_bytes.Of<uint8_t>(rows * shape.depth), kept_scales.Of<float>(rows),
+                                    has_sums ? kept_sums.Of<int32_t>(rows * weights.Groups()) : nullptr, shape.depth,
+                                    weights.group};
+    ForEachRow(team, rows, [&](int64_t row) { quantized.Quantize(x, row); });
+    return quantized;
   }
 };
 

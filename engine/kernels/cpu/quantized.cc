@@ -56,16 +56,6 @@ void RunTasks(ffi::ThreadPool& pool, const std::vector<Task>& tasks, const Matmu
   });
 }
 
-template <typename T>
-ByteRows Quantized(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t depth, uint8_t* bytes, float* scales) {
-  constexpr int64_t kRowsEach = 8;
-  ForEach(pool, (rows + kRowsEach - 1) / kRowsEach, [&](int64_t i) {
-    for (int64_t row = i * kRowsEach; row < std::min(rows, (i + 1) * kRowsEach); ++row)
-      scales[row] = QuantizeRow(x + row * depth, depth, bytes + row * depth);
-  });
-  return ByteRows{bytes, scales, depth};
-}
-
 ffi::Error QuantizedMatmul(PENSTOCK_PARAMETERS(QuantizedMatmul)) {
   const int64_t rows = x.dimensions()[0], depth = x.dimensions()[1];
   const auto code_dims = codes.dimensions(), scale_dims = scales.dimensions();
@@ -78,13 +68,20 @@ ffi::Error QuantizedMatmul(PENSTOCK_PARAMETERS(QuantizedMatmul)) {
   const std::vector<Task> tasks = TasksOf(group_sizes, rows, panels, pool.num_threads());
   const auto run = [&](auto* in, auto* out) {
     using T = std::remove_pointer_t<decltype(in)>;
-    if (bytes->element_count() > 0)
-      RunTasks<8>(pool, tasks, matmul, weights,
-                  Quantized(pool, in, rows, depth, bytes->typed_data(), row_scales->typed_data()), out);
-    else if (bits == 8)
-      RunTasks<8>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
-    else
-      RunTasks<4>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
+    const auto with_bits = [&](auto each) {
+      if (bytes->element_count() == 0)
+        return RunTasks<each()>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
+      const ByteRows<each()> quantized{bytes->typed_data(), row_scales->typed_data(),
+                                       row_sums->element_count() > 0 ? row_sums->typed_data() : nullptr, depth,
+                                       weights.group};
+      constexpr int64_t kRowsEach = 8;
+      ForEach(pool, (rows + kRowsEach - 1) / kRowsEach, [&](int64_t i) {
+        for (int64_t row = i * kRowsEach; row < std::min(rows, (i + 1) * kRowsEach); ++row) quantized.Quantize(in, row);
+      });
+      RunTasks<each()>(pool, tasks, matmul, weights, quantized, out);
+    };
+    if (bits == 8) with_bits(Bits<8>{});
+    else with_bits(Bits<4>{});
   };
   return OfResults(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     run(static_cast<decltype(of_x)>(x.untyped_data()), static_cast<decltype(of_y)>(y->untyped_data()));

@@ -19,6 +19,8 @@
 
 namespace penstock {
 
+enum class Offset : int64_t { PENSTOCK_OFFSETS(PENSTOCK_ENUMERATOR) };  // zeros are multiplied by the scale
+
 // ---- A group of features, or a piece of one
 
 template <int R>
@@ -87,15 +89,15 @@ __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_
 }
 
 // The same by tiles, for any number of rows.
-template <typename Kind, typename T, typename Sum, typename W>
+template <typename T, typename W>
 __attribute__((noinline)) void ScaledTiles(TaskTiles& tiles, const T* x, int64_t stride, int64_t rows, const W* weights,
                                            int64_t words, const Vector* scales, Ahead* ahead,
                                            Vector (*totals)[kVectors]) {
-  alignas(64) Sum sums[kRowsPerTask][kVectors];
+  alignas(64) Vector sums[kRowsPerTask][kVectors];
   std::memset(sums, 0, rows * sizeof sums[0]);
-  MultiplyByTiles<Kind>(tiles, rows, LinesOf(x, stride), weights, words, sums, ahead);
+  MultiplyByTiles<BFloat16Words>(tiles, rows, LinesOf(x, stride), weights, words, sums, ahead);
   for (int64_t r = 0; r < rows; ++r)
-    for (int v = 0; v < kVectors; ++v) totals[r][v] += __builtin_convertvector(sums[r][v], Vector) * scales[v];
+    for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
 
 // The same for integers. What was added to x makes the sums larger by `added`; if `adds`, that is still to be summed.
@@ -112,7 +114,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
     for (int r = 0; r < R; ++r) {
       uint32_t lane;
       std::memcpy(&lane, x + r * stride + k, sizeof lane);
-      lane ^= kUnsigned ^ kStored;
+      lane ^= kUnsigned ^ kStored<8>;
       for (int v = 0; v < kVectors; ++v) sums[r][v] = Dot(sums[r][v], lane - Words{}, w[v]);
     }
   }
@@ -120,6 +122,54 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v)
       totals[r][v] += __builtin_convertvector(sums[r][v] - added[v], Vector) * scales[v];
+}
+
+// The same for 4-bit codes, of which `zeros` are subtracted: one for all, times the sum of each row. They are the
+// unsigned operand of instructions that take one, so nothing is added to x.
+template <int R, bool kFetches>
+__attribute__((noinline)) void SmallDotTile(const uint8_t* x, int64_t stride, const uint32_t* lanes, int64_t depth,
+                                            const int32_t* zeros, const Vector* scales, Ahead* ahead,
+                                            Vector (*totals)[kVectors]) {
+  Ints sums[R][kVectors] = {};
+  for (int64_t k = 0; k < depth; k += kInLane<4>, lanes += kPanel) {
+    if constexpr (kFetches) ahead->Fetch();
+    for (int number = 0; number < kByteLanes<4>; ++number) {
+      Words w[kVectors];
+      for (int v = 0; v < kVectors; ++v) w[v] = BytesOf<4>(LoadWords(lanes + v * kLanes), number);
+      for (int r = 0; r < R; ++r) {
+        uint32_t lane;
+        std::memcpy(&lane, x + r * stride + k + 4 * number, sizeof lane);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = DotOfSmall(sums[r][v], w[v], lane - Words{});
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      totals[r][v] += __builtin_convertvector(sums[r][v] - zeros[r], Vector) * scales[v];
+}
+
+// Either by tiles, for any number of rows.
+template <int kBits, typename T>
+__attribute__((noinline)) void DotTiles(TaskTiles& tiles, const T* x, int64_t stride, int64_t rows,
+                                        const uint32_t* lanes, int64_t depth, const int32_t* zeros,
+                                        const Vector* scales, Ahead* ahead, Vector (*totals)[kVectors]) {
+  static_assert(sizeof(T) == 1, "rows are bytes");
+  alignas(64) Ints sums[kRowsPerTask][kVectors];
+  std::memset(sums, 0, rows * sizeof sums[0]);
+  if constexpr (kBits == 8) {
+    MultiplyByTiles<Int8Words>(tiles, rows, LinesOf(x, stride), lanes, depth / 4, sums, ahead);
+  } else {
+    constexpr int64_t kPiece = kUnpackedBytes / kPanel;
+    alignas(64) uint32_t piece[kPiece / 4 * kPanel];
+    for (int64_t k = 0; k < depth; k += kPiece) {
+      const int64_t here = std::min(kPiece, depth - k);
+      UnpackBytes<kBits>(lanes + k / kInLane<kBits> * kPanel, here, piece);
+      MultiplyByTiles<Int8Words>(tiles, rows, LinesOf(x + k, stride), piece, here / 4, sums, ahead);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      totals[r][v] += __builtin_convertvector(sums[r][v] - zeros[r], Vector) * scales[v];
 }
 
 // Rows as the model computes them.
@@ -160,8 +210,7 @@ struct PlainRows {
       }
       UnpackPiece<Weight, kBits>(here, depth_here, zero, piece);
       if constexpr (kHasTiles && std::is_same_v<T, BFloat16>) {  // fewer rows have been multiplied above
-        ScaledTiles<BFloat16Words, T, Vector>(tiles, x + row * depth + first + k, depth, num_rows, piece,
-                                              depth_here / 2, scales, &ahead, totals);
+        ScaledTiles(tiles, x + row * depth + first + k, depth, num_rows, piece, depth_here / 2, scales, &ahead, totals);
         continue;
       }
       OfBlocks(0, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
@@ -172,31 +221,60 @@ struct PlainRows {
   }
 };
 
-// Quantized rows.
+// Quantized rows, for weights of kBits.
+template <int kBits>
 struct ByteRows {
-  const uint8_t* x;
-  const float* scales;  // of each row
-  int64_t depth;
+  uint8_t* x;
+  float* scales;  // of each row
+  int32_t* sums;  // of each row's groups; null if no weight has an offset
+  int64_t depth, group;
+
+  static constexpr bool NeedsSums(Offset offset) { return kBits == 4 || offset != Offset::kNone; }
+
+  template <typename T>
+  void Quantize(const T* from, int64_t row) const {
+    scales[row] = QuantizeRow<kBits>(from + row * depth, depth, x + row * depth);
+    if (sums == nullptr) return;
+    for (int64_t first = 0; first < depth; first += group) {
+      int32_t sum = 0;
+      for (int64_t k = first; k < first + group; ++k)
+        sum += kStored<kBits> ? x[row * depth + k] - 128 : static_cast<int8_t>(x[row * depth + k]);
+      sums[(row * depth + first) / group] = sum;
+    }
+  }
 
   float Scale(int64_t row) const { return scales[row]; }
 
-  float Sum(int64_t row, int64_t first, int64_t count) const {
-    int32_t sum = 0;
-    for (int64_t k = first; k < first + count; ++k)
-      sum += kStored ? x[row * depth + k] - 128 : static_cast<int8_t>(x[row * depth + k]);
-    return static_cast<float>(sum);
+  float Sum(int64_t row, int64_t first, int64_t) const {
+    return static_cast<float>(sums[(row * depth + first) / group]);
   }
 
   // A group is summed at once, so that rounding does not depend on the length of pieces.
-  template <int kBits>
+  template <int kBitsOfWeights>
   void Multiply(TaskTiles& tiles, int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes,
-                float, const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
-    static_assert(kBits == 8, "codes of 4 bits are multiplied with rows that are not quantized");
+                float zero, const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
+    static_assert(kBitsOfWeights == kBits, "the rows are in the order of other weights");
     const uint8_t* from = x + row * depth + first;
+    int32_t zeros[kRowsPerTask] = {};
+    if constexpr (kBits == 4)
+      if (zero != 0.0f)
+        for (int64_t r = 0; r < num_rows; ++r)
+          zeros[r] = static_cast<int32_t>(zero) * sums[((row + r) * depth + first) / group];
     if constexpr (kHasTiles)
       if (num_rows >= kFewestTileRows)
-        return ScaledTiles<Int8Words, uint8_t, Ints>(tiles, from, depth, num_rows, lanes, count / 4, weight_scales,
-                                                     &ahead, totals);
+        return DotTiles<kBits>(tiles, from, depth, num_rows, lanes, count, zeros, weight_scales, &ahead, totals);
+    if constexpr (kBits == 4)
+      OfBlocks(0, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
+        SmallDotTile<tile(), fetches()>(from + r * depth, depth, lanes, count, zeros + r, weight_scales, &ahead,
+                                        totals + r);
+      });
+    else
+      MultiplyByVectors(from, num_rows, lanes, count, weight_scales, ahead, totals);
+  }
+
+ private:
+  void MultiplyByVectors(const uint8_t* from, int64_t num_rows, const uint32_t* lanes, int64_t count,
+                         const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
     Ints added[kVectors] = {};
     int64_t r = 0;
     if (kUnsigned) {
@@ -214,7 +292,6 @@ struct ByteRows {
 // ---- A task: a panel and some rows
 
 enum class ScaleType { kFloat, kBFloat16, kFloat16 };
-enum class Offset : int64_t { PENSTOCK_OFFSETS(PENSTOCK_ENUMERATOR) };  // zeros are multiplied by the scale
 
 struct QuantizedWeights {
   int64_t depth, group;          // features, and the number of them that share a scale

@@ -35,8 +35,8 @@ class KernelForm:
     def serves(packing: Packing, *, of_experts: bool = False) -> bool:
         """Checks whether there is a kernel.
 
-        XLA keeps int8 with one scale per row, which it reads as it is, and int8 activations. It would unpack those of
-        all experts, with rows or without.
+        XLA keeps int8 with one scale per row, which it reads as it is. It would unpack those of all experts, with rows
+        or without.
         """
         group_lanes = packing.group // (8 // PLANES[packing.code][0])
         return (
@@ -45,7 +45,6 @@ class KernelForm:
             and (packing.rows <= 1 or (packing.rows % ROWS == 0 and packing.group > 0))
             and not packing.has_order
             and (packing.group == 0 or LANES_AT_ONCE % group_lanes == 0)
-            and (of_experts or not packing.has_int8_activations)
             and (of_experts or (packing.code, packing.group, packing.offset) != ("int8", 0, "none"))
         )
 

@@ -93,7 +93,8 @@ class QuantizedPanels(Panels):
     ) -> jax.Array:
         num_rows, num_in = x.shape
         num_quantized = num_rows if self.packing.has_int8_activations else 0
-        y, _, _ = QUANTIZED_MATMUL(
+        has_sums = self.packing.code == "int4" or self.packing.offset != "none"
+        y, _, _, _ = QUANTIZED_MATMUL(
             {
                 "x": x,
                 "codes": arrays["codes"],
@@ -106,6 +107,7 @@ class QuantizedPanels(Panels):
                 "y": self._result(x, dtype),
                 "bytes": result((num_quantized, num_in), jnp.uint8),
                 "row_scales": result((num_quantized,), jnp.float32),
+                "row_sums": result((num_quantized * has_sums, arrays["scales"].shape[-2]), jnp.int32),
             },
             bits=PLANES[self.packing.code][0],
             offset=OFFSETS.index(self.packing.offset),

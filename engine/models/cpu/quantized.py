@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from penstock.engine.formats.buffers import device_buffer
-from penstock.engine.formats.packing import FLOATS, PLANES, Packing
+from penstock.engine.formats.packing import FLOATS, INTEGERS, PLANES, Packing
 from penstock.engine.models.cpu.held import NOT_GATED, QuantizedPanels, in_halves, splits_of
 from penstock.engine.models.layers.linear import Weight
 from penstock.engine.models.layers.quantized import Quantized
@@ -33,7 +33,7 @@ def _is_supported(packing: Packing, num_in: int) -> bool:
     is_plain = packing.rows == 1 and not packing.super_group and not packing.has_order and packing.scale in FLOATS
     each = features_in_lane(packing)
     return (
-        packing.code in ("int8", "int4")
+        packing.code in INTEGERS
         and is_plain
         and num_in <= MOST_FEATURES
         and num_in % (packing.group or each) == 0

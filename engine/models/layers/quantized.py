@@ -130,15 +130,32 @@ def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array)
 
 
 def _multiply_integers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Multiplies like the CPU kernel: exact sums of each group, times its scale, and finally the scales of the rows."""
-    num_groups = leaves["scales"].shape[1]
+    """Multiplies like the CPU kernel: exact sums of each group, times its scale, and finally the scales of the rows.
+
+    Groups whose features lie apart have no such sums.
+    """
     rows, row_scales = quantized_rows(x)
-    rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, leaves["codes"]))
+    if packing.has_order:
+        return _multiplied(replace(packing, has_int8_activations=False), leaves, rows.astype(x.dtype)) * row_scales
+    scales = _scales(packing, leaves, "scales")
+    num_groups = scales.shape[1]
+    rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, _integers(packing, leaves)))
     sums = jnp.einsum("rgk,ogk->rog", rows, codes, preferred_element_type=jnp.int32).astype(F32)
+    row_sums = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)[:, None]
     if packing.offset == "zeros":
-        row_sums = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
-        sums = sums - row_sums[:, None] * leaves["zeros"].astype(F32)
-    return jnp.sum(sums * leaves["scales"].astype(F32), axis=2) * row_scales
+        sums = sums - row_sums * leaves["zeros"].astype(F32)
+    scaled = sums * scales
+    if packing.offset == "minimums":
+        scaled = scaled - row_sums * _scales(packing, leaves, "minimums")
+    return jnp.sum(scaled, axis=2) * row_scales
+
+
+def _integers(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns codes, i8 `[out, in]`, with constant zero points subtracted."""
+    if packing.code == "int8":
+        return leaves["codes"]
+    codes = _bits(leaves["codes"], PLANES[packing.code][0]).astype(jnp.int8)
+    return codes - jnp.int8(ZERO[packing.code]) if packing.offset == "none" else codes
 
 
 def quantized_rows(x: jax.Array, axis: str | None = None) -> tuple[jax.Array, jax.Array]:

@@ -294,11 +294,11 @@ BY_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, 
         ({"num_bits": 8, "strategy": "channel"}, {"num_bits": 8}, False),
         ({"num_bits": 8, "strategy": "channel"}, None, False),
         ({"num_bits": 8, "strategy": "channel"}, ["token"], False),
-        ({"num_bits": 4, "strategy": "channel"}, BY_TOKEN, False),
+        ({"num_bits": 4, "strategy": "group", "group_size": 32}, BY_TOKEN, True),
         ({"num_bits": 8, "type": "float", "strategy": "channel"}, {**BY_TOKEN, "type": "float"}, False),
     ],
 )
-def test_activations_in_int8_by_token_are_those_of_weights_in_int8(
+def test_activations_in_int8_by_token_are_those_of_weights_that_are_integers(
     weights: dict[str, Any], activations: object, quantized: bool
 ) -> None:
     fields = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,9 +12,9 @@ import pytest
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack
-from penstock.engine.formats.packing import Packing, leaf_shapes
+from penstock.engine.formats.packing import INTEGERS, Packing, leaf_shapes
 from penstock.engine.models.layers.linear import Linear
-from penstock.engine.models.layers.quantized import Quantized, unpacked
+from penstock.engine.models.layers.quantized import Quantized, quantized_rows, unpacked
 
 OUT, IN = 3, 256
 
@@ -127,6 +129,15 @@ def test_a_matmul_rounds_each_weight_once_and_sums_in_f32(dtype: str, bias: bool
     np.testing.assert_allclose(linear.wide(x), expected, rtol=1e-5, atol=1e-4)
     assert linear(x).dtype == jnp.dtype(dtype)
     np.testing.assert_array_equal(linear(x), linear.wide(x).astype(dtype))
+
+
+@pytest.mark.parametrize("name", [name for name, packing in FORMS.items() if packing.code in INTEGERS])
+def test_a_matmul_by_int8_activations_is_that_of_the_quantized_rows(name: str) -> None:
+    linear = filled(replace(FORMS[name], has_int8_activations=True), np.random.default_rng(3), "float32", bias=False)
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(5, IN)), jnp.float32)
+    rows, scales = (np.asarray(part, np.float64) for part in quantized_rows(x))
+    expected = (rows * scales) @ np.asarray(weight_of(linear), np.float64).T
+    np.testing.assert_allclose(linear.wide(x), expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 def filled(packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool, num_out: int = OUT) -> Linear:

@@ -22,7 +22,7 @@ from penstock.engine.models import Decoder, ExpertsConfig, MLPConfig
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.layers.experts import Experts
 from penstock.engine.models.layers.linear import GroupedLinear, Held, Linear
-from penstock.engine.models.layers.quantized import Quantized, unpacked
+from penstock.engine.models.layers.quantized import Quantized, quantized_rows, unpacked
 from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from penstock.engine.sharding.placement import place, split_model
 from tests.engine.engines import TINY
@@ -35,7 +35,7 @@ PACKINGS = {
     ("attention", "v"): Packing("fp8", 0, rows=0),
     ("attention", "out"): Packing("fp8", 0, scale="bfloat16"),  # each device has a share of the input, and all scales
     ("mlp", "gate"): Packing("fp8", 128, rows=128),
-    ("mlp", "up"): Packing("int4", 64, scale="bfloat16"),
+    ("mlp", "up"): Packing("int4", 64, scale="bfloat16", has_int8_activations=True),
     ("mlp", "down"): Packing("int4", 128, scale="float16"),
 }
 EXPERTS = {
@@ -122,7 +122,11 @@ def exact_products(linear: Linear) -> np.ndarray:
     packing = linear.held.packing
     weights = unpacked(packing, {name: jnp.asarray(np.asarray(array)) for name, array in linear.arrays.items()})
     rounded = weights.astype(jnp.bfloat16) if packing.group else weights
-    return np.asarray(inputs(), np.float64) @ np.asarray(rounded, np.float64).swapaxes(1, 2)
+    x = np.asarray(inputs(), np.float64)
+    if packing.has_int8_activations:
+        codes, scales = quantized_rows(inputs())
+        x = np.asarray(codes, np.float64) * np.asarray(scales, np.float64)
+    return x @ np.asarray(rounded, np.float64).swapaxes(1, 2)
 
 
 def products(kernel: Linear) -> np.ndarray:

@@ -83,19 +83,22 @@ int main(int argc, char** argv) {
       RunQuantizedTask<with_bits()>(matmul, weights, of_x, row, count, panel, next, put);
     });
   };
-  constexpr std::integral_constant<int, 8> kEight;
-  constexpr std::integral_constant<int, 4> kFour;
   const auto run_plain = [&](auto type) {
     std::vector<decltype(type)> rounded(x.size());
     for (size_t i = 0; i < x.size(); ++i) Store(&rounded[i], x[i]);
     const PlainRows<decltype(type)> of_x{rounded.data(), depth};
-    bits == 8 ? run(kEight, of_x) : run(kFour, of_x);
+    bits == 8 ? run(Bits<8>{}, of_x) : run(Bits<4>{}, of_x);
   };
-  if (kind == 3) {
+  const auto run_bytes = [&](auto with_bits) {
     std::vector<uint8_t> bytes(x.size());
     std::vector<float> row_scales(rows);
-    for (int64_t row = 0; row < rows; ++row) row_scales[row] = QuantizeRow(&x[row * depth], depth, &bytes[row * depth]);
-    run(kEight, ByteRows{bytes.data(), row_scales.data(), depth});
+    std::vector<int32_t> sums(rows * weights.Groups());
+    const ByteRows<with_bits()> of_x{bytes.data(), row_scales.data(), sums.data(), depth, group};
+    for (int64_t row = 0; row < rows; ++row) of_x.Quantize(x.data(), row);
+    run(with_bits, of_x);
+  };
+  if (kind == 3) {
+    bits == 8 ? run_bytes(Bits<8>{}) : run_bytes(Bits<4>{});
   } else if (kind == 2) {
     run_plain(Float16{});
   } else if (kind == 1) {

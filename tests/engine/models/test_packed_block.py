@@ -73,6 +73,7 @@ BLOCKS = {
     "int8 by int8": quantized(Packing("int8", 0, scale="bfloat16", has_int8_activations=True)),
     "int8": quantized(Packing("int8", 16)),
     "int4 with minimums": quantized(Packing("int4", 16, scale="float16", offset="minimums")),
+    "int4 by int8": quantized(Packing("int4", 16, offset="minimums", has_int8_activations=True)),
 }  # fmt: skip
 # (tokens of this step, tokens in all) of each sequence
 FIRST, SECOND = [(7, 7), (13, 13), (1, 1)], [(1, 8), (5, 18), (1, 2)]

@@ -46,9 +46,7 @@ PLAIN = {
     for name, packing in FORMS.items()
     if packing.code in ("int8", "int4") and not packing.super_group and not packing.has_order
 }
-WHOLE = {
-    f"{name}, int8 activations": replace(p, has_int8_activations=True) for name, p in PLAIN.items() if p.code == "int8"
-}
+WHOLE = {f"{name}, int8 activations": replace(p, has_int8_activations=True) for name, p in PLAIN.items()}
 SUPPORTED = {**PLAIN, **WHOLE}
 OUT = 150  # more than a panel, and no whole number of them
 
@@ -90,7 +88,15 @@ def test_forms_without_a_kernel_stay_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["int8 per channel", "int4 with minimums", "int8 with zeros, int8 activations"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int8 per channel",
+        "int4 with minimums",
+        "int8 with zeros, int8 activations",
+        "int4 with minimums, int8 activations",
+    ],
+)
 @settings(deadline=None, max_examples=15)
 @given(first=st.integers(0, 119), count=st.integers(1, 120))
 def test_a_row_does_not_depend_on_the_other_rows(name: str, dtype: str, first: int, count: int) -> None:
@@ -166,21 +172,22 @@ GEOMETRY: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "bos_token_id": None,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
-W8A8 = Scheme(
-    {
-        **SCHEMES["compressed int8"].fields,
-        "config_groups": {
-            "group_0": {
-                **SCHEMES["compressed int8"].fields["config_groups"]["group_0"],
-                "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
-            }
-        },
-    },
-    SCHEMES["compressed int8"].quantize,
-)
+
+
+def by_int8(name: str) -> Scheme:
+    """Returns a scheme of compressed-tensors, with activations quantized token by token."""
+    scheme = SCHEMES[name]
+    ((group, fields),) = scheme.fields["config_groups"].items()
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    groups = {group: {**fields, "input_activations": activations}}
+    return replace(scheme, fields={**scheme.fields, "config_groups": groups})
+
+
+W8A8 = by_int8("compressed int8")
 MODELS: dict[str, tuple[Scheme, str, dict[str, Any]]] = {
     "W8A8": (W8A8, "qwen3", {"head_dim": 32}),
     "W8A8 experts": (W8A8, "qwen3_moe", EXPERTS),
+    "W4A8": (by_int8("compressed int4 g32"), "qwen3", {"head_dim": 32}),
     "AWQ": (SCHEMES["awq g32"], "llama", {}),
 }
 
@@ -259,7 +266,8 @@ def _of_floats() -> float:
 
 
 @pytest.mark.parametrize(
-    ("weights", "whole", "most"), [("int8", False, 0.005), ("int8", True, 0.005), ("int4", False, 0.03)]
+    ("weights", "whole", "most"),
+    [("int8", False, 0.005), ("int8", True, 0.005), ("int4", False, 0.03), ("int4", True, 0.03)],
 )
 def test_perplexity_of_a_trained_model_hardly_rises(weights: str, whole: bool, most: float) -> None:
     found = _perplexity(_loaded(MODEL_DIR, native=True, weights=weights, whole=whole))
