@@ -11,14 +11,12 @@ import jax
 from jaxlib.version import __version__ as jaxlib_version
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.processors import cpu_facts, num_processors
+from penstock.engine.processors import cpu_facts, num_processors, vector_features
 from penstock.engine.stats import EngineInfo
 
 _CHARS = 16
 _SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
 """Settings that decide which tokens one program computes together."""
-
-_VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")
 
 
 def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
@@ -50,6 +48,4 @@ def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
 def _processor() -> tuple[str, ...]:
     """Returns the kind of the processor and its vector instructions, for which XLA and the C++ kernels are compiled."""
     facts = {tuple(part.strip() for part in line.split(":", 1)) for line in cpu_facts("model name", "CPU part")}
-    flags = {flag for line in cpu_facts("flags", "Features") for flag in line.partition(":")[2].split()}
-    vectors = sorted(flag for flag in flags if flag.startswith(_VECTORS))
-    return (platform.machine(), *(value for fact in sorted(facts) for value in fact[1:]), *vectors)
+    return (platform.machine(), *(value for fact in sorted(facts) for value in fact[1:]), *vector_features())

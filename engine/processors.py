@@ -15,6 +15,7 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
+_VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")
 _XLA_THREADS = "PJRT_NPROC"  # number of threads of XLA on CPU; XLA ignores quotas
 
 
@@ -26,6 +27,12 @@ def num_processors() -> int:
 def cpu_facts(*fields: str) -> list[str]:
     """Returns the lines of /proc/cpuinfo that begin with one of `fields`, per processor; none if it can't be read."""
     return [line for line in _read(_CPUINFO).splitlines() if line.startswith(fields)]
+
+
+def vector_features() -> list[str]:
+    """Returns the names of the vector instructions that a processor has, sorted."""
+    flags = {flag for line in cpu_facts("flags", "Features") for flag in line.partition(":")[2].split()}
+    return sorted(flag for flag in flags if flag.startswith(_VECTORS))
 
 
 def num_allowed() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine import arithmetic
+from penstock.engine import arithmetic, processors
 from penstock.engine.arithmetic import arithmetic_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.stats import EngineInfo
@@ -21,9 +21,10 @@ CPUINFO = {"model name": "model name\t: A CPU", "flags": "flags\t\t: fpu avx2 av
 @pytest.fixture(autouse=True)
 def processor(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     facts = dict(CPUINFO)
-    monkeypatch.setattr(
-        arithmetic, "cpu_facts", lambda *names: [line for name, line in facts.items() if name in names] * 2
-    )
+    for module in (arithmetic, processors):
+        monkeypatch.setattr(
+            module, "cpu_facts", lambda *names: [line for name, line in facts.items() if name in names] * 2
+        )
     monkeypatch.setattr(arithmetic, "num_processors", lambda: 2)
     return facts
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.engine.processors import cpu_facts, num_allowed
+from penstock.engine.processors import cpu_facts, num_allowed, vector_features
 from penstock.protocol.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "redis", "hiredis", "transformers", "torch")
@@ -21,6 +21,7 @@ def describe_machine() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.machine(),
         "processor": _processor(),
+        "flags": vector_features(),
         "cores": num_allowed(),
         "memory_gib": _memory_gib(),
         "gpus": _gpus(),
