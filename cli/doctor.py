@@ -59,7 +59,15 @@ def _looks(settings: Settings) -> Iterator[tuple[_Check, str]]:
     if not missing_worker_extra():
         yield lambda: [check_compiler()], "the compiler"
         yield lambda: [check_devices()], "the devices"
+        yield partial(_arithmetic, settings), "its matmuls"
         yield partial(_model, settings), "the model"
+
+
+def _arithmetic(settings: Settings) -> list[Finding]:
+    from penstock.cli.checks.arithmetic import check_arithmetic  # loads the engine, which a light install lacks
+
+    config = settings.engine_config()
+    return [check_arithmetic(config.dtype, config.compile_cache_dir)]
 
 
 def _model(settings: Settings) -> list[Finding]:

@@ -94,7 +94,9 @@ def _states(fields: Mapping[str, Any]) -> str:
 
 
 def _arithmetic(fields: Mapping[str, Any]) -> str:
-    return f"{fields['arithmetic']}, {'equal bits in any batch' if fields['batch_invariant'] else 'bits by batch'}"
+    said = "equal bits in any batch" if fields["batch_invariant"] else "bits by batch"
+    elsewhere = "; penstock doctor times it against others" if "cpu" in fields["device"] else ""
+    return f"{fields['arithmetic']}, {said}{elsewhere}"
 
 
 def _short(count: int) -> str:

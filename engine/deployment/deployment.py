@@ -277,7 +277,7 @@ def deploy(
     model = _with_activations(model, config.activations)
     model = split_model(model, config.tensor_parallel, config.expert_parallel, has_tiles=platform == "tpu")
     model = _with_windows_that_matter(model, max_model_len)
-    native = NativeLibrary(_build_dir(config.compile_cache_dir), progress)
+    native = NativeLibrary(native_build_dir(config.compile_cache_dir), progress)
     attention = _attention(config, platform, model, native)
     placement = None
     if is_abstract or len(devices) > 1:
@@ -307,7 +307,7 @@ def deploy(
     )
 
 
-def _build_dir(compile_cache_dir: Path | None) -> Path | None:
+def native_build_dir(compile_cache_dir: Path | None) -> Path | None:
     """Returns the folder for native builds; None if the user has no home folder."""
     directory = compile_cache_dir or DEFAULT_BUILD_DIR
     return None if directory.parts[:1] == ("~",) else directory / "native"

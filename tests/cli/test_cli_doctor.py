@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from penstock.cli.checks import Finding
+from penstock.cli.checks.arithmetic import _compared, check_arithmetic
 from penstock.cli.checks.host import check_compiler
 from penstock.cli.checks.model import check_model
 from penstock.cli.checks.redis import _version, check_redis
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.kernels.cpu import kind_here
+from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.kernels.cpu import kind_here, load_library
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.cli.cli_process import Outcome, command, finish, penstock, start
@@ -26,7 +28,7 @@ from tests.support.programs.fakes import ScriptedWorker
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "disk", "memory", "writes"),
     *("permissions", "queue", "dead letters"),
-    *("compiler", "devices", "model", "weights", "tokenizer", "template", "generation"),
+    *("compiler", "devices", "arithmetic", "model", "weights", "tokenizer", "template", "generation"),
 ]
 
 
@@ -162,6 +164,22 @@ def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     found = check_compiler()
     assert found.status == "warn"
     assert "apt install g++" in found.fix
+
+
+def test_the_price_of_the_arithmetic_is_measured_or_said_to_be_unknown(tmp_path: Path) -> None:
+    unbuilt = check_arithmetic("auto", tmp_path)
+    assert (unbuilt.status, "unknown until the kernels are built" in unbuilt.detail) == ("ok", True)
+    load_library(DEFAULT_BUILD_DIR / "native")
+    built = check_arithmetic("float32", DEFAULT_BUILD_DIR)
+    assert built.status == "ok"
+    assert re.search(
+        r"float32 takes this share of XLA's time, by rows: \d+\.\d\d for 1 and \d+\.\d\d for 64", built.detail
+    )
+
+
+def test_a_quicker_arithmetic_is_named() -> None:
+    assert not _compared({1: (1.0, 2.0), 64: (1.1, 1.0)}, "bfloat16", "BFMMLA").fix
+    assert "--matmul xla" in _compared({1: (1.0, 2.0), 64: (1.3, 1.0)}, "bfloat16", "BFMMLA").fix
 
 
 def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:

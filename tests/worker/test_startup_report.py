@@ -62,7 +62,7 @@ def test_the_arithmetic_is_told() -> None:
         info = dataclasses.replace(INFO, batch_invariant=is_invariant)
         fields = describe("demo", info, **WHERE, health=None, arithmetic="a1")
         assert (fields["arithmetic"], fields["batch_invariant"]) == ("a1", is_invariant)
-        assert f"a1, {said}" in as_table(fields)
+        assert f"a1, {said}; penstock doctor times it against others" in as_table(fields)
 
 
 def test_states_are_told_where_there_are_any() -> None:

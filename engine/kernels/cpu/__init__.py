@@ -16,7 +16,7 @@ from penstock.engine.kernels.cpu.layout import (
     SUM_ROWS,
     SURVEY,
 )
-from penstock.engine.kernels.cpu.library import NativeLibrary, load_library, panel_width, value_or_empty
+from penstock.engine.kernels.cpu.library import NativeLibrary, is_ready, load_library, panel_width, value_or_empty
 from penstock.engine.kernels.cpu.processor_kinds import kind_here
 from penstock.engine.kernels.cpu.shipping import shipped_library
 
@@ -34,6 +34,7 @@ __all__ = [
     "NativeLibrary",
     "NativeUnavailableError",
     "find_compiler",
+    "is_ready",
     "kind_here",
     "load_library",
     "panel_width",

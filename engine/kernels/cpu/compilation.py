@@ -50,13 +50,17 @@ def build_here(build_dir: Path, progress: ReportProgress = silent) -> Path:
         UnusableFolderError: `build_dir` can't be written to.
         NativeUnavailableError: there is no compiler, or it failed.
     """
-    compiler = find_compiler()
-    flags = _native_flags(compiler)
-    library = build_dir / f"kernels-{fingerprint(flags, _processor())}.so"
+    library = library_here(build_dir)
     if not kept_files.is_whole(library):
+        compiler = find_compiler()
         progress(0, 0, f"{Path(compiler).name} compiles the kernels for this processor, once; it may take minutes")
-        compile_library(compiler, flags, library)
+        compile_library(compiler, _native_flags(compiler), library)
     return library
+
+
+def library_here(build_dir: Path) -> Path:
+    """Returns where `build_here` puts the library. Raises NativeUnavailableError if there is no compiler."""
+    return build_dir / f"kernels-{fingerprint(_native_flags(find_compiler()), _processor())}.so"
 
 
 def find_compiler() -> str:

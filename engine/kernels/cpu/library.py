@@ -13,7 +13,12 @@ from flax import nnx
 
 from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
-from penstock.engine.kernels.cpu.compilation import NativeUnavailableError, UnusableFolderError, build_here
+from penstock.engine.kernels.cpu.compilation import (
+    NativeUnavailableError,
+    UnusableFolderError,
+    build_here,
+    library_here,
+)
 from penstock.engine.kernels.cpu.halves import HALF_TABLES
 from penstock.engine.kernels.cpu.layout import ENUMERATIONS, KERNELS, check_layout
 from penstock.engine.kernels.cpu.shipping import shipped_library
@@ -54,6 +59,15 @@ class NativeLibrary:
         if setting == "native":
             raise ConfigError(f"{name} 'native' cannot be built: {self.missing}")
         return None
+
+
+def is_ready(build_dir: Path | None) -> bool:
+    """Tells whether `load_library` finds kernels that are built already."""
+    if shipped_library() is not None or build_dir in _found:
+        return True
+    with suppress(NativeUnavailableError):
+        return build_dir is not None and kept_files.is_whole(library_here(build_dir))
+    return False
 
 
 def load_library(build_dir: Path | None, progress: ReportProgress = silent) -> ctypes.CDLL:
