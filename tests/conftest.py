@@ -18,7 +18,7 @@ from redis import Redis as BlockingRedis
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
-from tests.support.kept_programs import ANY_FOLDER, kept_between_runs
+from tests.support.kept_programs import kept_between_runs
 from tests.support.packages import PACKAGES, process_path
 from tests.support.patience import TEST_S, WAIT_S
 from tests.support.quick_programs import compile_quickly
@@ -46,7 +46,6 @@ structlog.configure = lambda **options: _configure(**{**options, "cache_logger_o
 # Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 compile_quickly()
-os.environ.setdefault(*ANY_FOLDER)
 
 # Processes that tests start would compile all of the package's Python anew: a fifth of what a command of the CLI takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -19,8 +19,6 @@ from penstock.engine.processors import cpu_facts
 from tests.support.packages import ROOT
 
 KEPT = ROOT / ".cache" / "programs"
-# Otherwise jax names a folder for GPUs within that of its programs, which makes their keys depend on the folder.
-ANY_FOLDER = ("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 MAX_BYTES = 2**28  # a whole run takes about 50 MB
 PATTERNS = ("*-program", "plans/*.json")
 

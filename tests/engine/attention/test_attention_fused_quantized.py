@@ -136,7 +136,7 @@ def compare(
     ("heads", "kv_dtype"),
     [
         ((4, 2, 64), INT8),
-        ((6, 3, 96), INT8),
+        slow((6, 3, 96), INT8),
         slow((5, 1, 128), INT8),
         slow((2, 2, 256), INT8),
         slow((4, 2, 64), FP8),
@@ -156,7 +156,7 @@ def test_mixed_batches_equal_the_xla_form(heads: tuple[int, int, int], kv_dtype:
         {"sliding_window": 1},
         {"sliding_window": 150, "soft_cap": 2.0, "has_sinks": True},
         slow({"has_sinks": True, "scale": 0.3}),
-        {"kv_dtype": FP8, "sliding_window": 150, "soft_cap": 2.0, "has_sinks": True},
+        slow({"kv_dtype": FP8, "sliding_window": 150, "soft_cap": 2.0, "has_sinks": True}),
         slow({"kv_dtype": FP8, "sliding_window": 1}),
     ],
     ids=str,
@@ -180,7 +180,7 @@ def test_random_batches_equal_the_xla_form(seed: int) -> None:
     rng = np.random.default_rng(seed)
     kv_lens = rng.integers(1, MAX_LEN + 1, rng.integers(2, MAX_SEQS + 1))
     lengths = [(int(min(rng.integers(2, 12), n)) if rng.random() < 0.5 else 1, int(n)) for n in kv_lens]
-    compare(lengths, seed=seed, max_keys=[128, 256, 384, 256][seed])
+    compare(lengths, seed=seed, max_keys=[256, 128, 384, 256][seed])
 
 
 @pytest.mark.parametrize("kv_dtype", [INT8, slow(FP8)])
@@ -228,11 +228,12 @@ def test_no_transfer_races_with_another() -> None:
 
 def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence() -> None:
     """Two prompts share a block of queries; an infinite value and an infinite key are the first one's."""
-    batch, heads = random_batch([(4, 4), (3, 3), (1, 1)]), (1, 1, 64)
-    k = jnp.ones((NUM_TOKENS, 1, 64)).at[3, 0, 0].set(jnp.inf)
-    v = jnp.ones((NUM_TOKENS, 1, 64)).at[0].set(jnp.inf)
-    pages = random_pages(np.random.default_rng(0), batch.num_pages, *heads[1:])
-    out, ours = fused(EAGER, PLAIN, PAGE)(QKV(k * 0 + 1, k, v), as_ours(pages, 0), batch.seen_through(None))
+    batch, num_kv_heads, head_dim = random_batch([(4, 4), (3, 3), (1, 1)]), 2, 64
+    q = jnp.ones((NUM_TOKENS, 4, head_dim))
+    k = jnp.ones((NUM_TOKENS, num_kv_heads, head_dim)).at[3, :, 0].set(jnp.inf)
+    v = jnp.ones((NUM_TOKENS, num_kv_heads, head_dim)).at[0].set(jnp.inf)
+    pages = random_pages(np.random.default_rng(0), batch.num_pages, num_kv_heads, head_dim)
+    out, ours = fused(EAGER, PLAIN, PAGE)(QKV(q, k, v), as_ours(pages, 0), batch.seen_through(None))
     assert jnp.isnan(out[3]).all()
     np.testing.assert_allclose(out[4:8], 1.0, rtol=1e-5)
     assert jnp.isfinite(ours.pages[1][:, :, 1]).all()
