@@ -128,7 +128,7 @@ def refuse_without_gpu(backend: str, arguments: argparse.Namespace) -> None:
 def model_of(name: str, num_layers: int | None) -> ModelConfig:
     model = FAMILIES["qwen3"].config(NANO_FIELDS, "bfloat16") if name == NANO else preset(name)
     if model is None:
-        raise SystemExit(f"--model {name} is no preset of `penstock plan`, and not {NANO}")
+        raise SystemExit(f"--model {name} is not a preset of `penstock plan`, and not {NANO}")
     return model if num_layers is None else model.first_layers(num_layers)
 
 

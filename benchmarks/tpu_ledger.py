@@ -90,7 +90,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Returns the plan's figures; raises its errors if the model does not compile or fit."""
     model = preset(case.model)
     if model is None:
-        raise ValueError(f"{case.model} is no preset")
+        raise ValueError(f"{case.model} is not a preset")
     config = EngineConfig(  # no compile_cache_dir: compile times are measured
         tensor_parallel=case.tensor,
         expert_parallel=case.expert,

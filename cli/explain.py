@@ -48,7 +48,7 @@ def explain(
     Exit status: 0 something is known of it, 1 nothing is.
     """
     if not ID_PATTERN.fullmatch(request_id):
-        raise CommandFailed(f"{request_id!r} is no ID of a request: {ID_PATTERN.pattern}", USAGE)
+        raise CommandFailed(f"{request_id!r} is not the ID of a request: {ID_PATTERN.pattern}", USAGE)
     if logs is not None and not _is_folder(logs):
         raise CommandFailed(f"--logs: {logs} is no folder", USAGE)
     view, newest = asyncio.run(_look(settings, request_id))

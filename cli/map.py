@@ -86,7 +86,7 @@ def map_rows(
     except MapError as error:
         raise CommandFailed(str(error)) from error
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on", err=True)
+        typer.echo("stopped; run the same command to continue", err=True)
         raise
     _report(counts, took_s, job.failures, as_json=as_json)
 
@@ -106,7 +106,7 @@ async def _run(settings: Settings, job: MapJob) -> tuple[Counts, float]:
             except PenstockError as error:
                 if not last.done:
                     raise
-                raise CommandFailed(f"{error}; the same command goes on") from error
+                raise CommandFailed(f"{error}; run the same command to continue") from error
 
 
 def _what(now: BulkProgress) -> str:

@@ -152,7 +152,7 @@ async def _cancel(settings: Settings, request_id: str) -> str | None:
 
 def _check(request_id: str) -> None:
     if not ID_PATTERN.fullmatch(request_id):
-        raise CommandFailed(f"{request_id!r} is no ID of a request: {ID_PATTERN.pattern}", exit_status=2)
+        raise CommandFailed(f"{request_id!r} is not the ID of a request: {ID_PATTERN.pattern}", exit_status=2)
 
 
 def _unknown(queue: str, request_id: str) -> str:

@@ -111,7 +111,7 @@ def _token_ids(value: object) -> tuple[int, ...]:
     if not all(isinstance(id_, int) and not isinstance(id_, bool) and 0 <= id_ < 2**31 for id_ in ids):
         raise CheckpointError(f"eos_token_id must be a token id or a list of them, not {shown(value)}")
     if len(ids) > MAX_STOP_TOKENS:
-        raise CheckpointError(f"eos_token_id lists {len(ids)} token ids, at most {MAX_STOP_TOKENS} can be")
+        raise CheckpointError(f"eos_token_id lists {len(ids)} token ids, the limit is {MAX_STOP_TOKENS}")
     return tuple(dict.fromkeys(ids))
 
 

@@ -71,7 +71,7 @@ class EngineLimits:
     def _check_stops(self, params: SamplingParams) -> None:
         num_stops = len(params.stop_ids(self.eos_token_ids))
         if num_stops > MAX_STOP_TOKENS:
-            raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; at most {MAX_STOP_TOKENS} can be")
+            raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; the limit is {MAX_STOP_TOKENS}")
 
     def _check_candidates(self, params: SamplingParams) -> None:
         """Checks that some token is left to sample, even while `min_tokens` suppresses the stop tokens."""
@@ -107,5 +107,5 @@ def _check_prompt_logprobs(num_prompt: int, num_top: int) -> None:
     if count > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"prompt_logprobs {num_top} of a prompt of {num_prompt} tokens is {count} log-probabilities; "
-            f"at most {MAX_PROMPT_LOGPROBS} can be"
+            f"the limit is {MAX_PROMPT_LOGPROBS}"
         )

@@ -240,7 +240,7 @@ class GatewaySettings(Rereadable):
         for origin in value:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin as browsers send it: scheme://host or scheme://host:port, or *"
+                    f"{origin!r} is not an origin as browsers send it: scheme://host or scheme://host:port, or *"
                 )
         return value
 

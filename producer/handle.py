@@ -135,7 +135,7 @@ class Handle:
         if not (after is None or isinstance(after, str)):
             raise TypeError(f"after must be a str, not {in_python(after)}")
         if after is not None and not is_entry_id(after):
-            raise ValueError(f"after {in_python(after)} is no entry id such as 1-5")
+            raise ValueError(f"after {in_python(after)} is not an entry id such as 1-5")
         assembler = Assembler(self.id)
         chunks = _attached(self._attachment(), self.queue, self.id, assembler, after, check_wait(timeout))
         return ReplyStream(self.id, chunks, assembler)

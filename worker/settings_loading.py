@@ -235,7 +235,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: the name contains a zero byte
         raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
     if len(text) > MAX_FILE_BYTES:
-        raise SettingsError(f"configuration file {path} has over {MAX_FILE_BYTES} bytes: it is no file of settings")
+        raise SettingsError(f"configuration file {path} has over {MAX_FILE_BYTES} bytes: it is not a settings file")
     try:
         return tomllib.loads(text.decode("utf-8-sig"))  # some editors write a byte-order mark
     except UnicodeDecodeError as error:

@@ -121,7 +121,7 @@ class HttpAnswerer:
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
             except (ValueError, KeyError, TypeError):
-                raise NotAnswered(f"{self._at.geturl()}{self._path}/models is no list of models") from None
+                raise NotAnswered(f"{self._at.geturl()}{self._path}/models is not a list of models") from None
             except IndexError:
                 raise NotAnswered(f"{self._at.geturl()} serves no model yet") from None
 
@@ -173,7 +173,7 @@ def _events(answer: http.client.HTTPResponse, on_prefill: Callable[[Prefill], ob
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            raise NotAnswered(f"the server sent what is no event: {data:.{_SHOWN}}")
+            raise NotAnswered(f"the server sent something that is not an event: {data:.{_SHOWN}}")
         if "error" in event:
             raise NotAnswered(_message_of(event) or data)
         yield event

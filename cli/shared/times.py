@@ -26,5 +26,5 @@ def seconds(text: str, option: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no time such as 90m, 12h or 7d", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not a time such as 90m, 12h or 7d", param_hint=option)
     return float(match[1]) * _SECONDS[match[2]]

@@ -34,7 +34,7 @@ def read_kv_cache_scheme(fields: Mapping[str, Any]) -> KVCacheScheme | None:
     if scheme is None:
         return None
     if not isinstance(scheme, Mapping):
-        raise ConfigError(f"config.json: {CONFIG}.kv_cache_scheme is no object: {shown(scheme)}")
+        raise ConfigError(f"config.json: {CONFIG}.kv_cache_scheme is not an object: {shown(scheme)}")
     found = {name: scheme.get(name) if scheme.get(name) is not None else _DEFAULTS[name] for name in _DEFAULTS}
     for name, value in _FLOAT8.items():
         if found[name] != value:

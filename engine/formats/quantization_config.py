@@ -44,5 +44,5 @@ def quantization_of(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
     found = (place.get(name) for place in places for name in (CONFIG, "compression_config"))
     described = next(filter(None, found), None)
     if described is not None and not isinstance(described, Mapping):
-        raise ConfigError(f"config.json: {CONFIG} is no object: {shown(described)}")
+        raise ConfigError(f"config.json: {CONFIG} is not an object: {shown(described)}")
     return described

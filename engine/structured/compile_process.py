@@ -66,7 +66,7 @@ def start(setup: Mapping[str, Any]) -> Callable[[Any, int], dict[str, str]]:
 def _outcome(tokenizer: LLTokenizer, first_byte: int, source: str) -> dict[str, str]:
     depth = max(_depths(source), default=0)
     if depth > MAX_DEPTH:
-        return {"refused": f"it nests {depth} brackets, at most {MAX_DEPTH} can be"}
+        return {"refused": f"it nests {depth} brackets, the limit is {MAX_DEPTH}"}
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     _try_tokens(matcher, first_byte)
     return {"refused": matcher.get_error()} if matcher.is_error() else {"text": ""}

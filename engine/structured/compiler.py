@@ -55,7 +55,7 @@ class GrammarCompiler:
         """
         data = source.encode(errors="surrogatepass")
         if len(data) > MAX_SOURCE_BYTES:
-            raise InvalidRequest(f"the grammar has {len(data)} bytes, at most {MAX_SOURCE_BYTES} can be")
+            raise InvalidRequest(f"the grammar has {len(data)} bytes, the limit is {MAX_SOURCE_BYTES}")
         key = sha256(data).digest()
         future, is_new = self._kept.entry(key, len(data))
         if is_new:

@@ -55,7 +55,7 @@ def place_of(event_id: str) -> Place:
     entry, dot, place = event_id.partition(".")
     epoch, dash, number = entry.partition("-")
     if not (dot and dash and all(part.isascii() and part.isdigit() for part in (epoch, number, place))):
-        raise ValueError(f"{event_id[:80]!r} is no id of an event")
+        raise ValueError(f"{event_id[:80]!r} is not the id of an event")
     return int(epoch), int(number), int(place)
 
 

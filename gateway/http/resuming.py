@@ -100,5 +100,5 @@ def _no_such_place(place: Place) -> ApiError:
 
 
 def _no_such_event(param: str, event: str) -> ApiError:
-    message = f"{param}: {event!r} is no event of this answer"
+    message = f"{param}: {event!r} is not an event of this answer"
     return ApiError(400, message, param=param, code="invalid_event_id")

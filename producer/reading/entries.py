@@ -20,7 +20,7 @@ def position(text: str) -> Position:
     """
     epoch, separator, number = text.partition("-")
     if not (separator and epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()):
-        raise ValueError(f"{text!r} is no entry id such as 1-5")
+        raise ValueError(f"{text!r} is not an entry id such as 1-5")
     return int(epoch), int(number)
 
 

@@ -127,7 +127,7 @@ def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
             raise BadAddress(f"a port in the Redis URL is not a number from 1 to 65535: {_ESCAPE}")
         name = unquote(host) or "localhost"
         if not is_host(name):
-            raise BadAddress(f"a host in the Redis URL is none: {_ESCAPE}")
+            raise BadAddress(f"a host in the Redis URL is not valid: {_ESCAPE}")
         pairs.append((name, int(port) if port else default_port))
     return tuple(pairs)
 

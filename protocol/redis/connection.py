@@ -86,7 +86,7 @@ def redis_errors(address: Address) -> Iterator[None]:
     except (exceptions.RedisError, *UNREACHABLE) as error:
         raise as_ours(error, address) from error
     except UnicodeDecodeError as error:
-        raise ServerRefused(f"Redis at {address}: a key of Penstock's holds what is no text", is_junk=True) from error
+        raise ServerRefused(f"Redis at {address}: a key of Penstock's does not hold text", is_junk=True) from error
 
 
 def as_ours(error: Exception, address: Address) -> ConnectionLost | ServerRefused:

@@ -97,9 +97,9 @@ def decode_answer(fields: Mapping[bytes, bytes]) -> AnswerEntry:
         values: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items()}
         return AnswerEntry.model_validate(values)
     except ValidationError as error:
-        raise ValueError(f"an entry of the answers is none: {explain(error)}") from None
+        raise ValueError(f"an entry of the answers is not an answer: {explain(error)}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"an entry of the answers is none: {error}") from None
+        raise ValueError(f"an entry of the answers is not an answer: {error}") from None
 
 
 _OF_CALL = (b"call", b"id", b"to", b"timeout_ms")

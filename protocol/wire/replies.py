@@ -19,7 +19,7 @@ def _as_bytes(value: object) -> object:
     try:
         return bytes(value)
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"{value!r} is no list of bytes") from error
+        raise ValueError(f"{value!r} is not a list of bytes") from error
 
 
 TokenBytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(list)]  # JSON: numbers from 0 to 255

@@ -304,7 +304,7 @@ def _inside(level: Iterable[object]) -> list[object]:
             if not math.isfinite(value):
                 raise ValueError(f"holds {value}, which JSON has no number for")
         elif value is not None and not isinstance(value, int):
-            raise ValueError(f"holds {shown(repr(value))}, which is no JSON value")
+            raise ValueError(f"holds {shown(repr(value))}, which is not a JSON value")
     return inner
 
 

@@ -206,7 +206,7 @@ async def test_what_it_cannot_serve_with_is_named(arguments: list[str], status: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cors-origins", "https://a.example,foo"], "--cors-origins: 'foo' is no origin"),
+        (["--cors-origins", "https://a.example,foo"], "--cors-origins: 'foo' is not an origin"),
         (["--cors-origins", "https://a.example/"], "scheme://host or scheme://host:port, or *"),
         (["--workers", "0"], "--workers: "),
         (["--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),

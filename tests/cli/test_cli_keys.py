@@ -97,7 +97,7 @@ async def test_a_key_is_revoked_by_its_name_unless_others_have_it(redis_url: str
         (("--tenant", "a b"), "tenant"),
         (("--name", "a b"), "name"),
         (("--requests-per-minute", "0"), "requests-per-minute"),
-        (("--expires-in", "soon"), "'soon' is no time such as 90m, 12h or 7d"),
+        (("--expires-in", "soon"), "'soon' is not a time such as 90m, 12h or 7d"),
     ],
 )
 async def test_a_mistake_is_named(redis_url: str, capsys: Capture, options: tuple[str, ...], message: str) -> None:

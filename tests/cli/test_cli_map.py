@@ -221,7 +221,7 @@ async def test_what_is_there_is_not_overwritten_and_one_run_at_a_time_has_a_job(
     for outcome, told in (
         (over_itself, "in.jsonl is there, and was not begun by this command: name another output"),
         (nowhere, "out.jsonl.job can't be written"),
-        (second, "out.jsonl.job: another run of this job goes on"),
+        (second, "out.jsonl.job: another run of this job is under way"),
         (harmed, "out.jsonl.job is harmed: name another output"),
     ):
         assert outcome.status == 1

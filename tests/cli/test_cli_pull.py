@@ -52,4 +52,4 @@ def test_it_is_told_what_to_do(arguments: tuple[str, ...]) -> None:
 def test_what_cannot_be_fetched_is_refused_at_once(model: str) -> None:
     outcome = command("pull", model)
     assert (outcome.status, outcome.out) == (1, "")
-    assert outcome.err.startswith(f"penstock: there is no directory {model}, and it is no hub id either")
+    assert outcome.err.startswith(f"penstock: there is no directory {model}, and it is not a hub id either")

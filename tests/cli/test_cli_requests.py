@@ -144,7 +144,7 @@ async def test_nothing_is_cancelled_without_a_yes(
     assert await penstock(redis_url, "cancel", "r") == 1
     assert not await redis.exists(keys.cancel("q", "r"))
     assert await penstock(redis_url, "cancel", "no id at all", "--yes") == 2
-    assert "is no ID of a request" in capsys.readouterr().err
+    assert "is not the ID of a request" in capsys.readouterr().err
 
 
 def _says_no(text: str, *, abort: bool) -> None:

@@ -80,7 +80,7 @@ def test_what_is_not_honoured_is_listed(tmp_path: Path) -> None:
         ({"do_sample": True, "temperature": -1}, "temperature"),
         ({"do_sample": "yes"}, "do_sample"),
         ({"eos_token_id": 10**20}, "eos_token_id.*100000000000000000000"),
-        ({"eos_token_id": list(range(40))}, "eos_token_id lists 40 token ids, at most 32"),
+        ({"eos_token_id": list(range(40))}, "eos_token_id lists 40 token ids, the limit is 32"),
         ({"do_sample": True, "temperature": float("nan")}, "temperature.*nan"),
         ({"top_p": 10**400}, "top_p"),
     ],

@@ -51,7 +51,7 @@ def test_log_probabilities_of_a_prompt_are_limited_in_all() -> None:
     limits = replace(LIMITS, max_model_len=MAX_PROMPT_LOGPROBS)
     longest = MAX_PROMPT_LOGPROBS // 6
     limits.check(Request("r", (1,) * longest, SamplingParams(prompt_logprobs=5)))
-    too_many = f"prompt_logprobs 5 of a prompt of {longest + 1} tokens is {6 * longest + 6} .* at most 8192"
+    too_many = f"prompt_logprobs 5 of a prompt of {longest + 1} tokens is {6 * longest + 6} .* the limit is 8192"
     with pytest.raises(InvalidRequest, match=too_many):
         limits.check(Request("r", (1,) * (longest + 1), SamplingParams(prompt_logprobs=5)))
     limits.check(Request("r", (1,) * (longest + 1), SamplingParams(logprobs=5)))

@@ -217,7 +217,7 @@ async def test_an_unknown_cursor_is_told_and_not_taken_for_the_start(redis_url: 
         await handle.result()
         with pytest.raises(ReplyGone, match=f"entry {after} is not in it"):
             await anext(handle.stream(after=after))
-        with pytest.raises(ValueError, match="'nonsense' is no entry id"):
+        with pytest.raises(ValueError, match="'nonsense' is not an entry id"):
             await anext(handle.stream(after="nonsense"))
 
 

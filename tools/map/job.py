@@ -76,7 +76,7 @@ class JobFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise MapError(f"{self.path}: another run of this job goes on") from error
+            raise MapError(f"{self.path}: another run of this job is under way") from error
 
     def _read(self, output: Path) -> None:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)

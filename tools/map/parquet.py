@@ -114,7 +114,7 @@ class ParquetResults(AppendedFile):
             beside.replace(self._target)
             self.path.unlink()
         except (OSError, pa.ArrowException) as error:
-            raise MapError(f"{beside} can't be written: {error}; the same command goes on") from error
+            raise MapError(f"{beside} can't be written: {error}; run the same command to continue") from error
 
     def _check_schema(self, stream: Path) -> None:
         schema = _schema_in(stream) or (pq.read_schema(self._target) if self._target.exists() else self._schema)

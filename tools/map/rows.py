@@ -95,7 +95,7 @@ class JsonLines(Rows):
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 class Csv(Rows):

@@ -36,7 +36,7 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
         path /= CONFIG_FILE
     if not path.exists():
         raise ConfigError(
-            f"{model!r} is no preset ({', '.join(PRESETS)}), no folder of a checkpoint, no GGUF file and no config.json"
+            f"{model!r} is not a preset ({', '.join(PRESETS)}), a checkpoint's folder, a GGUF file or a config.json"
         )
     fields = read_json(path)
     declared = str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16").removeprefix("torch.")

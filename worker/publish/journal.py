@@ -64,7 +64,7 @@ def _add_chunk(journal: Journal, entry_id: str, fields: dict[bytes, bytes]) -> N
         index, offset = int(fields[b"index"]), int(fields[b"offset"])
         tokens = [int(token) for token in fields[b"tokens"].split(b",") if token]
     except (KeyError, ValueError) as error:
-        raise JournalError(f"reply entry {entry_id} is no chunk: {error!r}") from error
+        raise JournalError(f"reply entry {entry_id} is not a chunk: {error!r}") from error
     if not 0 <= index < len(journal.token_ids):
         raise JournalError(f"reply entry {entry_id} is of choice {index}, the request has {len(journal.token_ids)}")
     known = journal.token_ids[index]

@@ -73,7 +73,7 @@ class FusedAttention(AttentionBackend):
         if is_quantized(spec.dtype):
             tile, what = LANES, f"lanes of a TPU tile, on which scales of {spec.dtype} lie"
         if spec.page_size % tile:
-            raise ConfigError(f"page_size {spec.page_size} is no multiple of {tile}, the {what}")
+            raise ConfigError(f"page_size {spec.page_size} is not a multiple of {tile}, the {what}")
         axes = (None, "kv_heads", None, None)
         pages, heads = spec.num_layers * spec.num_pages, spec.num_kv_heads
         codes = CacheArray((pages, heads, spec.page_size, HeadLayout(spec.head_dim).width), spec.dtype, axes)

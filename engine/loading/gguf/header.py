@@ -122,7 +122,7 @@ class _Scan:
 
     def header(self) -> GGUFHeader:
         if self._bytes(4, "the magic number") != MAGIC:
-            raise self._wrong(f"begins with {self._data[:4]!r}, not with {MAGIC!r}: it is no GGUF file")
+            raise self._wrong(f"begins with {self._data[:4]!r}, not with {MAGIC!r}: it is not a GGUF file")
         version = self._number("I", "version")
         if version not in VERSIONS:
             raise self._wrong(f"is of GGUF version {version}, expected {' or '.join(map(str, VERSIONS))}")
@@ -173,7 +173,7 @@ class _Scan:
         try:
             kind = GGMLQuantizationType(number)
         except ValueError:
-            raise self._wrong(f"has tensor {name} of type {number}, which is none of ggml's") from None
+            raise self._wrong(f"has tensor {name} of type {number}, which ggml does not have") from None
         if 0 in shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
             raise self._wrong(f"has tensor {name} of shape {list(shape)}, which is not in whole blocks of {kind.name}")
         return TensorInfo(shape, kind.name, start)
@@ -182,7 +182,7 @@ class _Scan:
         """Returns the start of the first tensor."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise self._wrong(f"has general.alignment = {shown(alignment)}, which is no power of two")
+            raise self._wrong(f"has general.alignment = {shown(alignment)}, which is not a power of two")
         return -(-self._at // alignment) * alignment
 
     def _check_places(self, tensors: Mapping[str, TensorInfo]) -> None:

@@ -91,8 +91,8 @@ def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> 
         )
     except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
         raise CheckpointError(
-            f"{name.repository} is no local directory, and the Hugging Face Hub did not deliver it; check the name and "
-            "the network (a gated model needs HF_TOKEN), or download it and give the directory; "
+            f"{name.repository} is not a local directory, and the Hugging Face Hub did not deliver it; check the name "
+            "and the network (a gated model needs HF_TOKEN), or download it and give the directory; "
             f"{'harmed: ' + ', '.join(files[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
             f"{type(error).__name__}: {error}"
         ) from error

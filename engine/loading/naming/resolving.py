@@ -47,7 +47,7 @@ def resolve(model: str | Path, report: ReportProgress = silent) -> Path:
     if of_hub is not None:
         return fetch_from_hub(of_hub)
     raise CheckpointError(
-        f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
+        f"there is no directory {model}, and it is not a hub id either; give a directory that holds {CONFIG_FILE}, "
         f"tokenizer.json and {WEIGHTS_FILE}, a file whose name ends in {GGUF_SUFFIX}, an id such as owner/name, a URL, "
         f"or one of {', '.join((DEMO, *WHEELS))}"
     )

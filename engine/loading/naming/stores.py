@@ -42,7 +42,7 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
     address, fragment = urldefrag(url)
     digest = stated_digest(fragment)
     if fragment and (digest is None or not address.endswith(GGUF_SUFFIX)):
-        raise CheckpointError(f"the fragment of {address} is not sha256= with 64 hex digits, or it is no file")
+        raise CheckpointError(f"the fragment of {address} is not sha256= with 64 hex digits, or it is not a file")
 
     def fetch(folder: Path) -> Path:
         try:

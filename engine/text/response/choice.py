@@ -43,7 +43,7 @@ def reply_prefix(format_name: str, prompt: str, turn: TurnMarks = NO_MARKS) -> s
         return ""
     num_tags = sum(map(prefix.count, format_.delimiters))
     if num_tags > MAX_PREFIX_TAGS:
-        raise InvalidRequest(f"the message that is continued has {num_tags} tags, at most {MAX_PREFIX_TAGS} can be")
+        raise InvalidRequest(f"the message that is continued has {num_tags} tags, the limit is {MAX_PREFIX_TAGS}")
     return prefix
 
 

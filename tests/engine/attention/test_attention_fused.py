@@ -235,7 +235,7 @@ def test_random_batches_equal_the_reference(seed: int) -> None:
 
 
 def test_a_page_that_is_not_made_of_whole_tiles_is_refused() -> None:
-    with pytest.raises(ConfigError, match="page_size 24 is no multiple of 16"):
+    with pytest.raises(ConfigError, match="page_size 24 is not a multiple of 16"):
         FusedAttention().cache_arrays(KVCacheSpec(1, 2, 24, 1, 64, "bfloat16"))
 
 

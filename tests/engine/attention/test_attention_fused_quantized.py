@@ -255,7 +255,9 @@ def test_what_is_moved_and_held_counts_the_scales(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [INT8, FP8])
 def test_pages_that_are_no_multiple_of_the_lanes_are_refused(kv_dtype: str) -> None:
-    with pytest.raises(ConfigError, match=f"page_size 64 is no multiple of 128, the lanes .* scales of {kv_dtype} lie"):
+    with pytest.raises(
+        ConfigError, match=f"page_size 64 is not a multiple of 128, the lanes .* scales of {kv_dtype} lie"
+    ):
         FusedAttention(kv_dtype=kv_dtype).cache_arrays(KVCacheSpec(1, 2, 64, 1, 64, kv_dtype))
 
 

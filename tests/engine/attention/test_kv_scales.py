@@ -244,7 +244,7 @@ def test_schemes_of_fp8_are_read(changed: dict[str, Any], static: bool) -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        ("static", "kv_cache_scheme is no object: 'static'"),
+        ("static", "kv_cache_scheme is not an object: 'static'"),
         ({"num_bits": 8}, "kv_cache_scheme.type = 'int' is not supported: expected float"),
         ({**SCHEME, "num_bits": 4}, "kv_cache_scheme.num_bits = 4 is not supported"),
         ({**SCHEME, "symmetric": False}, "kv_cache_scheme.symmetric = False"),

@@ -250,7 +250,7 @@ def _with_weights(**weights: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ([1], "no object"),
+        ([1], "not an object"),
         ({"bits": 4}, "quant_method = None is not supported"),
         ({"quant_method": "bitsandbytes"}, "quant_method = 'bitsandbytes' is not supported"),
         ({"quant_method": ["fp8"]}, "quant_method"),

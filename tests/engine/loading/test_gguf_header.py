@@ -81,7 +81,7 @@ ALL: dict[str, tuple[bytes, str]] = {
         file_of([], [tensor(b"t", [0])]),
         r"has tensor t of shape \[0\], which is not in whole blocks of F32",
     ),
-    "type": (file_of([], [tensor(b"t", [8], 99)]), "has tensor t of type 99, which is none of ggml's"),
+    "type": (file_of([], [tensor(b"t", [8], 99)]), "has tensor t of type 99, which ggml does not have"),
     "blocks": (
         file_of([], [tensor(b"t", [32, 2], Q4_K)]),
         r"has tensor t of shape \[2, 32\], which is not in whole blocks",

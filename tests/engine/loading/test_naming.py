@@ -100,7 +100,7 @@ def test_a_name_of_what_is_here(tmp_path: Path) -> None:
 )
 def test_what_is_no_name(model: str | Path) -> None:
     assert local(model) is None
-    with pytest.raises(CheckpointError, match=r"no directory .*no hub id .*config\.json.* or one of demo, smollm2"):
+    with pytest.raises(CheckpointError, match=r"no directory .*not a hub id .*config\.json.* or one of demo, smollm2"):
         resolve(model)
 
 
@@ -339,7 +339,7 @@ def test_what_a_store_broke_off_goes_on_unless_it_has_changed(bucket: Bucket) ->
     ("name", "told"),
     [
         ("s3://b/none.gguf", "s3://b/none.gguf can't be fetched: FileNotFoundError"),
-        ("s3://b/f#sha256=" + "0" * 64, "or it is no file"),
+        ("s3://b/f#sha256=" + "0" * 64, "or it is not a file"),
         ("s3://b/m.gguf#sha256=" + "0" * 64, "b/m.gguf has the digest"),
         ("gs://b/m.gguf", r"gs://b/m.gguf needs gcsfs: pip install .*\[stores\]"),
     ],

@@ -253,7 +253,7 @@ def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp
     path = tmp_path / "anything.json"
     path.write_text(json.dumps({**PRESETS["Qwen3-32B"], "architectures": ["Qwen3ForCausalLM"]}))
     assert planned_model(str(path)) == preset("qwen3-32b")
-    with pytest.raises(ConfigError, match=r"'gpt-5' is no preset \(Qwen3-0.6B"):
+    with pytest.raises(ConfigError, match=r"'gpt-5' is not a preset \(Qwen3-0.6B"):
         planned_model("gpt-5")
     with pytest.raises(ConfigError, match="'h100:8' is of no known chip"):
         plan(llama_8b(), "h100:8", EngineConfig())

@@ -175,7 +175,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 REFUSED = {
-    "1 MB": ("start: " + "a" * 2**20, r"the grammar has 1048583 bytes, at most 524288 can be"),
+    "1 MB": ("start: " + "a" * 2**20, r"the grammar has 1048583 bytes, the limit is 524288"),
     "no grammar": ("", "Empty grammar"),
     "not Lark": ("start: (((", r"Expected token '\)'"),
     "no JSON of llguidance": ("{}", "missing field `grammars`"),
@@ -185,7 +185,7 @@ REFUSED = {
     "oneOf that overlaps": (schema({"oneOf": [{"type": "string"}, {"pattern": "a"}]}), "oneOf"),
     "an external reference": (schema({"$ref": "http://example.com/x.json"}), "is another document"),
     "endless recursion": (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "nothing can follow"),
-    "a deep schema": (schema(nested(200)), "it nests 201 brackets, at most 100 can be"),
+    "a deep schema": (schema(nested(200)), "it nests 201 brackets, the limit is 100"),
     "deep parentheses": ("start: " + "(" * 90 + '"a"' + ")" * 90, "too deeply nested"),
     "a deep regular expression": ("start: /" + "(" * 101 + "a" + ")" * 101 + "/", "it nests 101 brackets"),
     "unsatisfiable": (schema({"type": "integer", "minimum": 5, "maximum": 3}), r"nothing can follow it: minimum \(5\)"),

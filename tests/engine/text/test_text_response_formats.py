@@ -92,5 +92,7 @@ def test_a_message_that_is_continued_has_a_bounded_number_of_tags() -> None:
     """The engine's thread looks at what follows each tag."""
     prompt = "<|im_start|>assistant\n" + "Well. <tool_call>" * MAX_PREFIX_TAGS
     assert reply_prefix("hermes", prompt) == "Well. <tool_call>" * MAX_PREFIX_TAGS
-    with pytest.raises(InvalidRequest, match=f"is continued has {MAX_PREFIX_TAGS + 1} tags, at most {MAX_PREFIX_TAGS}"):
+    with pytest.raises(
+        InvalidRequest, match=f"is continued has {MAX_PREFIX_TAGS + 1} tags, the limit is {MAX_PREFIX_TAGS}"
+    ):
         reply_prefix("hermes", prompt + "</think>")

@@ -152,7 +152,7 @@ async def test_behind_what_is_no_event_of_the_reply_there_is_nothing(redis_url: 
         await stream.task
     assert (stream.sent.status, stream.sent.has_ended) == (400, True)
     assert json.loads(stream.sent.body)["error"] == {
-        "message": f"Last-Event-ID: '{after}' is no event of this answer",
+        "message": f"Last-Event-ID: '{after}' is not an event of this answer",
         "type": "invalid_request_error",
         "param": "Last-Event-ID",
         "code": "invalid_event_id",
@@ -258,7 +258,7 @@ async def test_a_client_that_reads_nothing_and_goes_ends_the_stream(redis_url: s
 
 @pytest.mark.parametrize("event_id", ["", "1-1", "1.0", "-1.0", "1-1.x", "1-1.-1", "1-1.0.0", "²-1.0"])
 def test_what_is_no_place_is_refused(event_id: str) -> None:
-    with pytest.raises(ValueError, match="no id of an event"):
+    with pytest.raises(ValueError, match="not the id of an event"):
         place_of(event_id)
 
 

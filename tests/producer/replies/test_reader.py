@@ -347,7 +347,7 @@ async def test_a_closed_subscription_is_read_no_more(redis: RedisClient, redis_u
 
 @pytest.mark.parametrize("text", ["", "1", "1-", "-1", "a-b", "1-1-1", "²-0", "*", "$"])
 def test_what_is_no_entry_id_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no entry id"):
+    with pytest.raises(ValueError, match="not an entry id"):
         position(text)
 
 

@@ -91,7 +91,7 @@ def test_an_answer_is_read() -> None:
     assert (answer.tokens, answer.text) == ((1, 2), None)
     assert decode_answer({b"id": b"c", b"worker": b"w", b"tokens": b""}).tokens == ()
     for junk in ({}, {b"id": b"c"}, {b"id": b"\xff", b"worker": b"w"}, {b"id": b"c", b"worker": b"w", b"tokens": b"x"}):
-        with pytest.raises(ValueError, match="an entry of the answers is none"):
+        with pytest.raises(ValueError, match="an entry of the answers is not an answer"):
             decode_answer(junk)
 
 

@@ -184,7 +184,7 @@ def test_other_types_of_toml_are_refused(value: str, name: str, tmp_path: Path) 
         (b"block_ms = " + b"9" * 5000, "is not TOML: Exceeds the limit"),
         (b"queue = " + b"[" * 100_000, "is not TOML: "),
         (b"queue = 'a'\nqueue = 'b'", "Cannot overwrite a value"),
-        (b"#" * (MAX_FILE_BYTES + 1), "it is no file of settings"),
+        (b"#" * (MAX_FILE_BYTES + 1), "it is not a settings file"),
         (b"\0" * 10, "is not TOML"),
         (None, "Is a directory"),
         (b"", None),

@@ -71,8 +71,8 @@ async def test_a_long_journal_is_read_in_pages(raw: RedisClient, monkeypatch: py
         ({"index": 0, "offset": -1, "tokens": "1"}, "1-1 starts at token -1"),
         ({"index": 2, "offset": 0, "tokens": "1"}, "1-1 is of choice 2, the request has 2"),
         ({"index": -1, "offset": 0, "tokens": "1"}, "1-1 is of choice -1"),
-        ({"index": 0, "offset": 0, "tokens": "x"}, "1-1 is no chunk"),
-        ({"index": 0, "offset": 0}, "1-1 is no chunk"),
+        ({"index": 0, "offset": 0, "tokens": "x"}, "1-1 is not a chunk"),
+        ({"index": 0, "offset": 0}, "1-1 is not a chunk"),
         ({"index": 0, "offset": 0, "tokens": "", "finish_reason": "bored"}, "1-1 has the finish reason b'bored'"),
     ],
 )
