@@ -405,7 +405,14 @@ _ALL = (
     ),
     ReplyFormat(  # Llama 4, and Llama 3.2 where its template asks for it
         "llama_pythonic",
-        Calls(Arguments.PYTHON, group_begin="[", separator=", ", group_end="]", group_mark="<|python_start|>"),
+        Calls(
+            Arguments.PYTHON,
+            group_begin="[",
+            separator=", ",
+            group_end="]",
+            group_mark="<|python_start|>",
+            group_mark_end="<|python_end|>",
+        ),
         delimiters=_barred("python_start", "python_end"),
         turn=TurnMarks(_LLAMA_ANCHORS, "<|eot|>"),
         marks=("[func_name1(",),

@@ -79,6 +79,7 @@ class Calls:
     parameter: ParameterMarks | None = None
     quote: str = ""
     group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
+    group_mark_end: str = ""  # may stand behind `group_end`
 
     @property
     def behind_tag(self) -> str:

@@ -103,7 +103,7 @@ def write(name: str, message: Message, *, call_arguments: list[dict[str, object]
     if written:
         calls = format_.calls
         joined = (calls.separator if calls.is_grouped or calls.separator else "").join(written)
-        parts.append(calls.group_mark + calls.group_begin + joined + calls.group_end)
+        parts.append(calls.group_mark + calls.group_begin + joined + calls.group_end + calls.group_mark_end)
     return _joined(format_, parts)
 
 

@@ -165,6 +165,9 @@ def test_a_flawed_call_that_is_cut_is_a_call_so_far_or_no_text(
         for (called, arguments), (wanted, whole) in zip(reply.calls, message.calls, strict=False):
             assert called == wanted
             assert whole.startswith(arguments.removesuffix("}")), text[:end]
+        if FORMATS[name].calls.begin or FORMATS[name].calls.group_begin:  # so that there is a tag
+            rest = "" if message.text.startswith(reply.text) else reply.text.removeprefix(message.text)
+            assert len(rest.strip()) <= 1, text[:end]  # one character is no tag yet
 
 
 def edits(text: str) -> Iterator[str]:
@@ -183,7 +186,7 @@ def test_one_edit_gives_a_call_or_text(name: str) -> None:
     """Beside a whole call there is no markup; behind a broken one there is none where calls have an end tag."""
     format_ = FORMATS[name]
     right = write(name, Message(calls=[("get_weather", "")]), call_arguments=[{"city": "Oslo"}])
-    tags = {*format_.delimiters} - {format_.calls.group_mark}
+    tags = {*format_.delimiters} - {format_.calls.group_mark, format_.calls.group_mark_end}
     for text in edits(right):
         reply, _ = found(name, text)
         assert len(reply.calls) <= 1, text

@@ -73,6 +73,8 @@ class CallReader:
         num_calls = self._collector.num_calls
         try:
             yield from self._group(source, is_marked and not is_double)
+            if self._calls.group_mark_end:
+                yield from source.accept(self._calls.group_mark_end)
         except Malformed:
             is_known = bool(self._end_tags) and self._name in self._tools
             if self._collector.num_calls == num_calls or not is_known or source.is_cut_off:
@@ -131,10 +133,14 @@ class CallReader:
         return begins
 
     def names_a_tool(self, text: str) -> bool:
-        """Whether `text`, an unfinished call without a tag, has begun the name of a tool."""
-        pattern = _UNMARKED_NAMES.get(self._calls.arguments)
-        match = pattern.search(text) if pattern else None
-        return match is not None and any(name.startswith(match[1]) for name in self._tools)
+        """Whether `text`, an unfinished call without its first tag, has begun the name of a tool."""
+        if Flaw.NO_OPENING in self._flaws and text.startswith(self._calls.behind_tag):
+            begun: str | None = text.removeprefix(self._calls.behind_tag).lstrip()
+        else:
+            pattern = _UNMARKED_NAMES.get(self._calls.arguments)
+            match = pattern.search(text) if pattern else None
+            begun = match[1] if match else None
+        return begun is not None and any(name.startswith(begun) for name in self._tools)
 
     def begin_announced(self, source: TextCursor) -> None:
         """Begins the call whose name has been read, if it has not begun: the reply was cut off behind its name."""

@@ -106,8 +106,8 @@ def stray_ends(source: TextCursor, tags: Collection[str]) -> Reading[bool]:
         elif num_left > MAX_LEFT_OVER or not any(tag.startswith(behind) for tag in tags):
             return found
         elif source.has_ended:
-            if not source.is_whole and behind:
-                source.place = len(source.text)  # the beginning of such a tag
+            if not source.is_whole:
+                source.place = len(source.text)  # what may stand before such a tag, and its beginning
             return found
         else:
             yield from source.more()
