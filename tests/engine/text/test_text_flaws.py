@@ -100,6 +100,8 @@ LEFT_ALONE = (
     ("hermes", '<tool_call>\n{"name": "other", "arguments": null}\n</tool_call>'),
     ("hermes", '<tool_call>\n[{"name": "now", "arguments": {}}, {"name": "other", "arguments": {}}]\n</tool_call>'),
     ("hermes", '<tool_call>\n{"name": "now", "arguments": "[1]"}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": " now", "arguments": {}}\n</tool_call>'),
+    ("glm", "<tool_call>now\\\n</tool_call>"),
     ("qwen3_coder", "<function=other>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
     ("qwen3_coder", "Write <function=now> so."),
     ("llama3_json", '{"city": "Oslo"}\n{"name": "now", "parameters": {}}'),
@@ -190,5 +192,6 @@ def test_one_edit_gives_a_call_or_text(name: str) -> None:
     for text in edits(right):
         reply, _ = found(name, text)
         assert len(reply.calls) <= 1, text
+        assert all(re.fullmatch(r"\w[\w.]*", called) for called, _ in reply.calls), text
         if reply.calls and is_json(reply.calls[0][1]):
             assert not any(tag in reply.text for tag in (*tags, "<function", "<parameter")), text

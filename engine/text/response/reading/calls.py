@@ -23,6 +23,8 @@ from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malform
 from penstock.engine.text.response.syntax import Arguments, Calls, ParameterMarks
 
 MAX_KEY_CHARS = 1024
+# Names of functions that the request does not have: of ASCII, letters, digits and what is usual between them.
+_WELL_FORMED = re.compile(r"(?![.:/-])[\w.:/$@\x80-\U0010ffff-]+(?<![.:/-])")
 _TAG = re.compile("<[^<>]+>|[\ud800-\udfff]")
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
@@ -155,7 +157,7 @@ class CallReader:
 
     def read_arguments(self, source: TextCursor, name: str) -> Reading[None]:
         """Reads the JSON object with a call's arguments, and what ends the call."""
-        self._announced = (name, "")
+        self._announce(name, is_marked=True)
         yield from self._json(source, name)
         yield from self._end(source)
 
@@ -382,7 +384,7 @@ class CallReader:
 
     def _announce(self, name: str, is_marked: bool, arguments: str = "") -> None:
         """Notes the name of a call that may follow, and the arguments that came before it."""
-        if not name or not (is_marked or name in self._tools):
+        if name not in self._tools and not (is_marked and _WELL_FORMED.fullmatch(name)):
             raise Malformed
         self._announced = (name, arguments)
 
