@@ -99,7 +99,8 @@ async def _run(settings: Settings, job: MapJob) -> tuple[Counts, float]:
             def show(now: BulkProgress) -> None:
                 nonlocal last
                 last = now
-                report(now.done, now.total or 0, _what(now))
+                if now.total:  # otherwise all rows were there before
+                    report(now.done, now.total, _what(now))
 
             try:
                 return await job.run(client, show), last.elapsed_s
