@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling.extended import NO_TARGET
+from penstock.engine.execution.sampling.extended_rows import NO_TARGET
 from penstock.engine.execution.sampling.options import (
     MAX_WORD,
     HeadRow,

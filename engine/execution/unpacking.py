@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.geometry import ArrayLayout
-from penstock.engine.execution.sampling.extended import ADJUSTED, BIASED, ExtendedRows
+from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.models import WantedTokens
 from penstock.engine.models.layers.recurrence import StateBatch

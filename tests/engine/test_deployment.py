@@ -68,7 +68,9 @@ def test_a_cache_too_small_for_a_page_is_refused() -> None:
 
 def test_what_sampling_remembers_is_not_free_for_pages() -> None:
     here = deployed()
-    assert here.sampling_bytes == 4 * TINY.vocab_size * (2 + 4)  # batch slots, tokens, a word and a bias
+    assert here.sampling_bytes == 4 * -(-TINY.vocab_size // 128) * 128 * (
+        4 + 4
+    )  # batch slots, tokens in whole tiles, a word and a bias
     stats = {"bytes_limit": 10_000_000, "bytes_in_use": 5_000_000}
     device: Any = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
     assert replace(here, devices=(device,)).free_bytes() == int((5_000_000 - here.sampling_bytes) * 0.9)

@@ -45,7 +45,7 @@ SAMPLING = (
     Mutant(
         "presence-over-the-prompt",
         "presence is penalised over the output alone",
-        f"{_CODE}/extended.py",
+        f"{_CODE}/adjusting.py",
         "rows.presence_penalty[:, None] * (counts > 0)",
         "rows.presence_penalty[:, None] * is_seen",
         (f"{_EXTENDED}::test_penalties_are_those_of_transformers_and_openai",),
@@ -53,7 +53,7 @@ SAMPLING = (
     Mutant(
         "stop-token-comes-late",
         "min_tokens holds stop tokens off for as many tokens as it says",
-        f"{_CODE}/extended.py",
+        f"{_CODE}/adjusting.py",
         "(output_index < rows.min_tokens)[:, None]",
         "(output_index <= rows.min_tokens)[:, None]",
         (f"{_EXTENDED}::test_penalties_are_those_of_transformers_and_openai",),

@@ -12,12 +12,15 @@ from penstock.engine.deployment.cache_sizes import useful_pages
 from penstock.engine.deployment.deployment import usable
 from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling.extended import rows_at_once
+from penstock.engine.execution.sampling.sampling import Form
 from penstock.engine.models import ModelConfig
 from penstock.engine.progress import ReportProgress
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.memory.page_needs import PageNeeds
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.compiling import ALL_OPTIONS, WRITING, Bucket
+from penstock.tools.plan.device.hlo import Traffic
 from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step
 from penstock.tools.plan.device.weights import vocab_padding_bytes
 from penstock.tools.plan.layout import ModelLayout, lay_out
@@ -285,11 +288,19 @@ class _Estimates:
             head = self._least("head" if asking is _Asking.NONE else ALL_OPTIONS, batch)
             if backbone is None or head is None:
                 continue
-            traffic = head.full_traffic if filtered and asking is not _Asking.ONE else head.traffic
+            traffic = head.full_traffic if filtered else head.traffic
+            if asking is not _Asking.NONE:
+                traffic = self._asking_traffic(head, 1 if asking is _Asking.ONE else batch)
             if backbone.traffic.hbm_bytes and traffic.hbm_bytes:
                 parts = self._layout.deployment, self._layout.chip, batch, context, backbone.traffic, traffic
                 steps.append(decode_step(*parts, is_drawn=filtered, waited_s=_waited_s(backbone)))
         return tuple(steps)
+
+    def _asking_traffic(self, head: Bucket, num_asking: int) -> Traffic:
+        """Returns the traffic of a head with all options in which so many rows ask for them: some at once."""
+        at_once = rows_at_once(head.size, self._layout.deployment.placement, Form.TPU)
+        most, times = head.size // at_once, -(-num_asking // at_once)
+        return head.traffic.towards(head.full_traffic, (times - 1) / (most - 1)) if most > 1 else head.full_traffic
 
     def prefill(self) -> Step:
         """Estimates the step of a prompt that fills the largest bucket."""

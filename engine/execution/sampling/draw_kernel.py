@@ -109,13 +109,20 @@ def _kernel(
 
     is_drawn = of(_TEMPERATURE) > 0
     raw_top, greedy, is_sound = work.take(logits, jnp.where(is_drawn, of(_TEMPERATURE), 1.0), vocab_size, share)
-    work.keep_top_k(of(_TOP_K), vocab_size)
-    top = work.weigh()
-    work.keep_mass(of(_TOP_P), of(_MIN_P), top)
-    work.add_up()
-    drawn = jnp.where(is_drawn, work.first_past(of(_UNIFORM), greedy), greedy)
-    token = jnp.where(is_sound, jnp.where(raw_top > NEVER, drawn, NOTHING_LEFT), NOT_A_TOKEN)
-    out[...] = jnp.broadcast_to(token, out.shape)
+
+    def put(tokens: jax.Array) -> None:
+        token = jnp.where(is_sound, jnp.where(raw_top > NEVER, tokens, NOTHING_LEFT), NOT_A_TOKEN)
+        out[...] = jnp.broadcast_to(token, out.shape)
+
+    put(greedy)
+
+    @pl.when(jnp.max(is_drawn.astype(jnp.float32)) > 0)  # rows behind the last may be anything
+    def _() -> None:
+        work.keep_top_k(of(_TOP_K), vocab_size)
+        top = work.weigh()
+        work.keep_mass(of(_TOP_P), of(_MIN_P), top)
+        work.add_up()
+        put(jnp.where(is_drawn, work.first_past(of(_UNIFORM), greedy), greedy))
 
 
 @dataclass(frozen=True, slots=True)

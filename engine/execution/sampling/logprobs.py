@@ -5,13 +5,17 @@ temperature and filters, or of the model's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from penstock.engine.execution.sampling.blocks_kernel import fetch_blocks
+from penstock.engine.execution.sampling.sampling_state import LANES
 from penstock.parameters import MAX_LOGPROBS
 
-_BLOCK = 128
+BLOCK = LANES
 
 
 @jax.tree_util.register_dataclass
@@ -30,19 +34,24 @@ def no_logprobs(*shape: int) -> Logprobs:
     return Logprobs(jnp.zeros(rows), jnp.zeros((*rows, width), jnp.int32), jnp.zeros((*rows, width)))
 
 
-def logprobs_of(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored."""
+def logprobs_of(
+    logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array, maxima: jax.Array | None = None
+) -> Logprobs:
+    """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored.
+
+    `maxima` are those of each BLOCK logits, if they are known; more blocks may follow, of minus infinity.
+    """
     nothing = no_logprobs(*logits.shape)
-    found: Logprobs = jax.lax.cond(jnp.any(is_scored), _score, lambda *_: nothing, logits, token_ids, is_scored)
-    return found
-
-
-def _score(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    found = jax.vmap(_score_row)(logits, token_ids)
+    score = _score if maxima is None else partial(_score_by_maxima, maxima=maxima)
+    found: Logprobs = jax.lax.cond(jnp.any(is_scored), score, lambda *_: nothing, logits, token_ids)
     asked: Logprobs = jax.tree.map(
         lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found
     )
     return asked
+
+
+def _score(logits: jax.Array, token_ids: jax.Array) -> Logprobs:
+    return jax.vmap(_score_row)(logits, token_ids)
 
 
 def _score_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab], i32 []
@@ -56,11 +65,26 @@ def _top(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
     They are in the blocks with the largest maxima, which are found much sooner. Blocks stay in order, for ties.
     """
-    blocks = jnp.pad(logits, (0, -len(logits) % _BLOCK), constant_values=-jnp.inf).reshape(-1, _BLOCK)
+    blocks = jnp.pad(logits, (0, -len(logits) % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
     if len(blocks) <= count:
         top, top_ids = jax.lax.top_k(logits, count)
         return top, top_ids
     _, chosen = jax.lax.top_k(jnp.max(blocks, axis=1), count)
     chosen = jnp.sort(chosen)
     top, places = jax.lax.top_k(blocks[chosen].reshape(-1), count)
-    return top, chosen[places // _BLOCK] * _BLOCK + places % _BLOCK
+    return top, chosen[places // BLOCK] * BLOCK + places % BLOCK
+
+
+def _score_by_maxima(logits: jax.Array, token_ids: jax.Array, *, maxima: jax.Array, interpret: Any = False) -> Logprobs:
+    """Scores rows without looking for the maxima of their blocks, and without another layout of the logits."""
+    count = min(MAX_LOGPROBS, logits.shape[1])
+    maxima = maxima[:, : -(-logits.shape[1] // BLOCK)]
+    highest = jnp.max(maxima, axis=1, keepdims=True)
+    totals = highest + jnp.log(jnp.sum(jnp.exp(logits - highest), axis=1, keepdims=True))
+    chosen = jnp.sort(jax.lax.top_k(maxima, min(count, maxima.shape[1]))[1], axis=1)
+    sampled = jnp.maximum(token_ids, 0)[:, None]
+    fetched = fetch_blocks(logits, jnp.concatenate([sampled // BLOCK, chosen], axis=1), interpret=interpret)
+    of_sampled = jnp.sum(jnp.where(jnp.arange(BLOCK) == sampled % BLOCK, fetched[:, 0], 0), axis=1)
+    top, places = jax.lax.top_k(fetched[:, 1:].reshape(len(logits), -1), count)
+    top_ids = jnp.take_along_axis(chosen, places // BLOCK, axis=1) * BLOCK + places % BLOCK
+    return Logprobs(of_sampled - totals[:, 0], top_ids, top - totals)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling.extended import ADJUSTED, BIASED, NO_DRAFT, NO_TARGET
+from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, NO_DRAFT, NO_TARGET
 from penstock.engine.execution.sampling.sampling_state import SlotFill, slot_fill
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan

@@ -83,10 +83,7 @@ def sample(
     filter's edge are all kept; among equal maxima, greedy takes the first. A row with unsound logits gives NOT_A_TOKEN,
     and a row without any allowed token gives NOTHING_LEFT.
     """
-    if form is Form.TPU:
-        sampled = _sample_on_tpu(shares, rows, vocab_size)
-    else:
-        sampled = _sample_by_xla(shares, rows, vocab_size, form)
+    sampled = draw(shares, rows, vocab_size) if form is Form.TPU else _sample_by_xla(shares, rows, vocab_size, form)
     return sampled if is_sound is None else jnp.where(is_sound, sampled, NOT_A_TOKEN)
 
 
@@ -100,16 +97,6 @@ def joined(shares: jax.Array, vocab_size: int) -> jax.Array:
 def greedy_tokens(top: jax.Array, found: Survey) -> jax.Array:
     """Returns the greedy tokens of rows whose maxima are `top`."""
     return jnp.where(found.is_sound, jnp.where(top > NEVER, found.greedy, NOTHING_LEFT), NOT_A_TOKEN)
-
-
-def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, vocab_size: int) -> jax.Array:
-    def greedily(shares: jax.Array, _: SamplingRows) -> jax.Array:
-        logits = joined(shares, vocab_size)
-        return greedy_tokens(jnp.max(logits, axis=-1), survey(logits, Form.TPU))
-
-    drawing = partial(draw, vocab_size=vocab_size)
-    sampled: jax.Array = jax.lax.cond(jnp.any(rows.temperature > 0), drawing, greedily, shares, rows)
-    return sampled
 
 
 def _sample_by_xla(shares: jax.Array, rows: SamplingRows, vocab_size: int, form: Form = Form.XLA) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,10 @@ STOPS = 2
 GENERATED = 4
 """Bits of a token's word: the third and all above it count how often the token was generated."""
 
+LANES = 128
+"""Words of a row that a TPU moves at once."""
+
+_WORD = np.int32  # a TPU moves single rows of 32-bit words alone
 _MOST_SLICES = 16  # in a program
 
 
@@ -30,8 +34,9 @@ class SamplingState:
     start, and then updated by what it samples.
     """
 
-    tokens: jax.Array  # u16 or u32 [num_slots, vocab]: IN_PROMPT, STOPS, and how often each was GENERATED
-    bias: jax.Array  # f32 [num_slots, vocab]: NEVER for forbidden tokens
+    tokens: jax.Array  # i32 [num_slots, width]: IN_PROMPT, STOPS, and how often each was GENERATED
+    bias: jax.Array  # f32 [num_slots, width]: NEVER for forbidden tokens
+    vocab_size: int = field(metadata={"static": True})  # the rest of `width` is never looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +44,21 @@ class SlotFill:
     """The initial row of one batch slot."""
 
     slot: np.int32
-    tokens: np.ndarray  # [vocab]
-    bias: np.ndarray  # f32 [vocab]
+    tokens: np.ndarray  # i32 [width]
+    bias: np.ndarray  # f32 [width]
 
 
 def sampling_state(geometry: Geometry, make: Callable[[tuple[int, int], np.dtype[Any]], Any]) -> SamplingState:
     """Builds a state of arrays that `make` returns for a shape and a type."""
-    shape = (geometry.max_num_seqs, geometry.vocab_size)
-    return SamplingState(tokens=make(shape, _word_type(geometry)), bias=make(shape, np.dtype(np.float32)))
+    shape = (geometry.max_num_seqs, _width(geometry))
+    tokens, bias = (make(shape, np.dtype(kind)) for kind in (_WORD, np.float32))
+    return SamplingState(tokens, bias, geometry.vocab_size)
 
 
 def state_bytes(geometry: Geometry) -> int:
     """Returns the bytes of the state on each device."""
-    per_token = _word_type(geometry).itemsize + np.dtype(np.float32).itemsize
-    return geometry.max_num_seqs * geometry.vocab_size * per_token
+    per_token = np.dtype(_WORD).itemsize + np.dtype(np.float32).itemsize
+    return geometry.max_num_seqs * _width(geometry) * per_token
 
 
 def slot_fill(
@@ -66,11 +72,11 @@ def slot_fill(
     bad: tuple[int, ...],
 ) -> SlotFill:
     """Returns the row for a sequence with these tokens. If `allowed` has tokens, no others are; `bad` ones are not."""
-    tokens = np.zeros(geometry.vocab_size, _word_type(geometry))
+    tokens = np.zeros(_width(geometry), _WORD)
     np.add.at(tokens, generated, GENERATED)
     tokens[prompt] |= IN_PROMPT
     tokens[list(stops)] |= STOPS
-    biases = np.zeros(geometry.vocab_size, np.float32)
+    biases = np.zeros(_width(geometry), np.float32)
     if allowed:
         biases[:] = NEVER
         biases[list(allowed)] = 0.0
@@ -83,7 +89,8 @@ def slot_fill(
 
 def filled(state: SamplingState, slot: jax.Array, tokens: jax.Array, bias: jax.Array) -> SamplingState:
     """Returns the state with one slot's row replaced."""
-    return SamplingState(
+    return replace(
+        state,
         tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, tokens, slot, axis=0),
         bias=jax.lax.dynamic_update_index_in_dim(state.bias, bias, slot, axis=0),
     )
@@ -108,6 +115,6 @@ def counted(state: SamplingState, slots: jax.Array, token_ids: jax.Array, is_cou
     return replace(state, tokens=state.tokens.at[places, token_ids].add(one, mode="drop"))
 
 
-def _word_type(geometry: Geometry) -> np.dtype[Any]:
-    """Returns the word type: two bytes if no count can exceed them."""
-    return np.dtype(np.uint16 if geometry.max_model_len < 2**16 // GENERATED else np.uint32)
+def _width(geometry: Geometry) -> int:
+    """Returns the words of a row: whole tiles, because a TPU moves nothing less."""
+    return -(-geometry.vocab_size // LANES) * LANES

@@ -42,6 +42,8 @@ def sample_shares(
     def greedily(logits: jax.Array, _: SamplingRows) -> jax.Array:
         return _greedily(logits, placement, vocab_size, form)
 
+    if placement.num_shares == 1:
+        return draw(logits, rows)
     token_ids: jax.Array = lax.cond(jnp.any(rows.temperature > 0), draw, greedily, logits, rows)
     return token_ids
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch, BatchBuilder
-from penstock.engine.execution.sampling.extended import NO_TARGET
+from penstock.engine.execution.sampling.extended_rows import NO_TARGET
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS
 from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unpack_sampling, unpack_step

@@ -304,7 +304,29 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
     assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
     assert filtered.time.collective_s - greedy.time.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
     assert filtered.counted_bytes < one_asks.counted_bytes < all_ask.counted_bytes
-    assert one_asks.seconds <= 1.1 * filtered.seconds
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "topology", "tensor"),
+    [
+        ("Qwen3-0.6B", "v6e:2x2", 1),
+        slow("Qwen3-0.6B", "v5e:2x2", 1),
+        slow("Llama-3.1-8B", "v6e:2x2", 4),
+        slow("Gemma-4-31B", "v6e:2x2", 4),
+    ],
+)
+def test_rows_with_options_cost_a_step_next_to_nothing(name: str, topology: str, tensor: int) -> None:
+    model = preset(name)
+    assert model is not None
+    config = replace(SMALL, max_num_seqs=32, max_batch_tokens=32, tensor_parallel=tensor)
+    made = plan(model, topology, config)
+    for filtered, one_asks, all_ask in zip(
+        made.decode_filtered, made.decode_one_asks, made.decode_all_options, strict=True
+    ):
+        assert one_asks.seconds <= 1.1 * filtered.seconds
+        assert all_ask.seconds <= 1.25 * filtered.seconds
+    assert {step.num_tokens for step in made.decode_one_asks} == {1, 32}
 
 
 @needs_libtpu

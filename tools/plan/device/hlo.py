@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 from penstock.tools.plan.device.hlo_text import Computation, Instruction, parsed
@@ -86,6 +86,15 @@ class Traffic:
         self.kernel_flops += times * other.kernel_flops
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
+
+    def towards(self, other: Traffic, share: float) -> Traffic:
+        """Returns what lies between this traffic and `other`, of which it takes a share; collectives are this one's."""
+        between = {
+            one.name: round((1 - share) * getattr(self, one.name) + share * getattr(other, one.name))
+            for one in fields(self)
+            if one.name != "collectives"
+        }
+        return Traffic(**between, collectives=dict(self.collectives))
 
     @property
     def hbm_bytes(self) -> int:
