@@ -49,7 +49,7 @@ test-slow: $(VENV)/dev.stamp  ## run the slow tests: what takes minutes, more ca
 
 # Each in an environment of its own: they need other versions of the same packages.
 CLIENTS = $(patsubst tests/clients/python/%.txt,%,$(wildcard tests/clients/python/*.txt)) $(patsubst tests/clients/%/package.json,%,$(wildcard tests/clients/*/package.json))
-test-clients: $(CLIENTS:%=$(VENV)/clients/%.stamp)  ## run client programs as they are (docs/clients.md, which this writes), and both pages in Chromium, against a gateway; needs npm
+test-clients: $(VENV)/docs.stamp $(CLIENTS:%=$(VENV)/clients/%.stamp)  ## run client programs as they are (docs/clients.md, which this writes), and both pages in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
 
 test-real: $(VENV)/dev.stamp  ## fetch SmolLM2-135M-Instruct, serve it through everything, and compare it with transformers
@@ -177,15 +177,16 @@ $(VENV)/release.stamp: deploy/release/twine.txt $(VENV)/dev.stamp
 	@touch $@
 
 # A worker with its extras is as here; other programs come as they are published.
+$(VENV)/clients/stores.stamp: pyproject.toml $(CONSTRAINTS)
 $(VENV)/clients/stores.stamp: PINS = --constraint constraints/$$($(BIN)/python -c 'import sys; print("py%d%d" % sys.version_info[:2])').txt
 
-$(VENV)/clients/%.stamp: tests/clients/python/%.txt $(VENV)/dev.stamp
+$(VENV)/clients/%.stamp: tests/clients/python/%.txt | $(VENV)/dev.stamp
 	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
 	@$(BIN)/python -m venv --clear --without-pip $(VENV)/clients/$*
 	@$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet --disable-pip-version-check --no-input --requirement $< $(PINS)
 	@touch $@
 
-$(VENV)/clients/%.stamp: tests/clients/%/package.json $(VENV)/dev.stamp
+$(VENV)/clients/%.stamp: tests/clients/%/package.json | $(VENV)/dev.stamp
 	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
 	@mkdir -p $(VENV)/clients/$*
 	@cp $< $(VENV)/clients/$*/
