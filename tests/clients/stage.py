@@ -34,7 +34,7 @@ from tests.support.redis_servers.forwarding import Forwarding
 from tests.support.redis_servers.streams import read_scores, read_stream
 
 NUM_WORKERS = 2
-ONE_BY_ONE = {"decode_steps": 1, "speculation": "off"}  # no step gives the rest of a reply
+ONE_BY_ONE: Mapping[str, Any] = {"decode_steps": 1, "speculation": "off"}  # no step gives the rest of a reply
 MAX_MODEL_LEN = 2560  # some programs write prompts of two thousand tokens
 
 

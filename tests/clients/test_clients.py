@@ -14,7 +14,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
 from tests.clients.environments import TIMEOUT_S, ended, in_browser, in_node, python_of, run
 from tests.clients.programs import COMMANDS, HERE, PAGE, PROGRAMS, WHAT_COMMANDS_DO, Passed, Program, page, versions_of
-from tests.clients.stage import Stage, staged
+from tests.clients.stage import ONE_BY_ONE, Stage, staged
 from tests.support.long_minute import lengthen_minute
 from tests.support.patience import TEST_S
 from tests.support.programs.gateway_harness import new_key, running_gateway
@@ -82,7 +82,7 @@ async def played(stage: Stage, *command: str | Path) -> str:
 @pytest.mark.clients
 @pytest.mark.timeout(TEST_S)
 async def test_the_page_chats_in_a_browser(tmp_path: Path, compile_cache: Path) -> None:
-    async with serving_model(tmp_path, compile_cache) as gateway:
+    async with serving_model(tmp_path, compile_cache, **ONE_BY_ONE) as gateway:
         status, output = await run(*in_browser("try_page.mjs"), gateway.url)
         assert status == 0, output
         assert output.count("passed:") >= 5

@@ -23,24 +23,25 @@ WORKER: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def serving_model(directory: Path, compile_cache: Path) -> AsyncIterator[Running]:
+async def serving_model(directory: Path, compile_cache: Path, **settings: Any) -> AsyncIterator[Running]:
     """Serves the queue `chats` until the end of the block.
 
     Args:
         directory: empty directory for the model.
         compile_cache: directory of compiled programs.
+        settings: of the worker, in addition to `WORKER`.
     """
     model = directory / "model"
     shutil.copytree(MODEL_DIR, model)
     shutil.copy(TEMPLATE, model / "chat_template.jinja")
-    async with serving_checkpoint(model, compile_cache) as gateway:
+    async with serving_checkpoint(model, compile_cache, **settings) as gateway:
         yield gateway
 
 
 @asynccontextmanager
-async def serving_checkpoint(model: Path, compile_cache: Path) -> AsyncIterator[Running]:
+async def serving_checkpoint(model: Path, compile_cache: Path, **settings: Any) -> AsyncIterator[Running]:
     """Serves a checkpoint as `serving_model` does."""
-    settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache)}
+    settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache), **settings}
     with EmbeddedServer() as server:
         async with local_worker(server.url, settings) as worker:
             await wait_joined(worker, server.url, QUEUE, WORKER["name"])
