@@ -70,7 +70,7 @@ def backlog(queue: str) -> str:
 
 
 def load(queue: str) -> str:
-    """A hash of numbers for autoscaling, at most seconds old while a worker lives. `producer.queue_load` reads it."""
+    """A hash of numbers for autoscaling, at most seconds old while a worker lives. `protocol.queue.load` reads it."""
     return f"penstock:{{{queue}}}:lanes:load"
 
 
@@ -207,7 +207,7 @@ def answers(queue: str, mailbox: str) -> str:
 
 
 def report(queue: str, worker: str) -> str:
-    """A worker's report on itself and on its requests, twice a second: see `producer.operations.reports`.
+    """A worker's report on itself and on its requests, twice a second: see `protocol.operations.reports`.
 
     Only operators may read it: it holds request ids, which grant the right to read and to cancel. It expires.
     """

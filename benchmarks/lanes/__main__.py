@@ -1,4 +1,4 @@
-"""Measures the lanes under load, with real workers and paced devices, against the bars of issue 18 (docs/lanes.md).
+"""Measures the lanes under load, with real workers and paced devices, against the bars in docs/lanes.md.
 
     python -m benchmarks.lanes tenants     # a small tenant beside a crowd, against half the fleet alone
     python -m benchmarks.lanes windows     # interactive requests beside batch work, against either alone

@@ -25,7 +25,7 @@ class LetterLimits:
 def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
     """Asks for up to `count` entries pending for `worker` that follow `after`.
 
-    `worker.delivery.entries` reads the answer.
+    `worker.run.entries` reads the answer.
 
     Args:
         queue: the entries' queue.

@@ -66,7 +66,7 @@ def take(
 ) -> Command:
     """Gives new entries their places, and takes up to `count` entries that are next.
 
-    Answers the entries, which `worker.delivery.entries` reads; whether some new ones got no place in this run; and in
+    Answers the entries, which `worker.run.entries` reads; whether some new ones got no place in this run; and in
     how many ms any worker may take an entry that is left to some, or None if none is.
 
     Args:

@@ -1,4 +1,4 @@
-"""Reports this worker's state and its requests to operators, twice a second (`producer.operations.reports`)."""
+"""Reports this worker's state and its requests to operators, twice a second (`protocol.operations.reports`)."""
 
 from __future__ import annotations
 
