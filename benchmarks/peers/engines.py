@@ -106,9 +106,9 @@ def started(name: str, setup: Setup) -> Iterator[Peer]:
         PeerFailed: it did not load the model, or its engine is not installed.
     """
     kind, python = KINDS[name], python_of(name)
-    checkpoint = setup.model if kind.checkpoint is None else str(kind.checkpoint(Path(setup.model), setup.dtype))
-    setup = dataclasses.replace(setup, model=checkpoint, is_int8=kind.is_int8)
+    setup = dataclasses.replace(setup, model=str(converted(kind, setup)), is_int8=kind.is_int8)
     log = preset_root() / f"{name.replace(' ', '-')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
             [python, "-m", f"benchmarks.peers.{kind.adapter}", json.dumps(dataclasses.asdict(setup))],
@@ -126,6 +126,12 @@ def started(name: str, setup: Setup) -> Iterator[Peer]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def converted(kind: Kind, setup: Setup) -> Path:
+    """Returns what an engine of this kind loads; a file is in the engine's own format already."""
+    model = Path(setup.model)
+    return model if kind.checkpoint is None or model.is_file() else kind.checkpoint(model, setup.dtype)
 
 
 def read_line(process: subprocess.Popen[str], name: str, log: Path) -> Any:

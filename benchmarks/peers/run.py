@@ -3,6 +3,7 @@
     PEERS_HOME=~/peers python -m benchmarks.peers.run --model tiny --dtype float32
     ... --workloads log-normal 4-streams online-80 --rounds 5
     ... --peers vllm-int8 openvino-int8 --penstock weights=int8
+    ... --model smollm2 --dtype bfloat16 --peers llamacpp --workloads 1-stream 4-streams 16-streams
 
 An engine takes part if its virtual environment is there; docs/performance.md says how to make them. All are loaded
 first, then each round measures one after the other. Options given with `--penstock` make a second engine of ours. It is
@@ -29,6 +30,10 @@ from benchmarks.peers.checkpoints import lengthened
 from benchmarks.peers.engines import CORES, PEERS, PENSTOCK, REFERENCE, SET, Peer, PeerFailed, started
 from benchmarks.peers.protocol import Setup
 from benchmarks.peers.workloads import WORKLOADS, Workload
+from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.loading.naming.resolving import resolve
+from penstock.engine.loading.naming.wheels import WHEELS
+from penstock.engine.loading.source import GGUF_SUFFIX
 from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
 from penstock.tools.bench.recorder import Recorder, end, note
 from penstock.tools.bench.report import append_result
@@ -56,7 +61,8 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
+    parser.add_argument("--model", choices=[*GEOMETRIES, *WHEELS], default="tiny",
+                        help="random weights, or a GGUF file, which llama.cpp alone reads too")  # fmt: skip
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["shared"], metavar="WORKLOAD",
                         help=", ".join(WORKLOADS))  # fmt: skip
@@ -82,8 +88,7 @@ def option(text: str) -> tuple[str, str]:
 
 def compare(name: str, workload: Workload, arguments: argparse.Namespace, console: Console) -> None:
     """Makes one table, and one line of results."""
-    vocab_size = GEOMETRIES[arguments.model].vocab_size
-    model = lengthened(preset_dir(arguments.model, arguments.dtype, preset_root()), workload.max_model_len)
+    model, vocab_size = checkpoint_of(arguments.model, arguments.dtype, workload.max_model_len)
     setup = Setup(str(model), arguments.dtype, workload.max_model_len, workload.prefix_caching, is_int8=False)
     set_too = [SET] if arguments.penstock else []
     with contextlib.ExitStack() as stack:
@@ -110,6 +115,14 @@ def compare(name: str, workload: Workload, arguments: argparse.Namespace, consol
         append_result(arguments.results, {"title": title, "options": options, "rows": rows})
 
 
+def checkpoint_of(name: str, dtype: str, num_positions: int) -> tuple[Path, int]:
+    """Returns the folder or file of a model, and the size of its vocabulary."""
+    if name in GEOMETRIES:
+        return lengthened(preset_dir(name, dtype, preset_root()), num_positions), GEOMETRIES[name].vocab_size
+    file = resolve(name)
+    return file, read_model_config(file, dtype).vocab_size
+
+
 @contextlib.contextmanager
 def reported(console: Console) -> Iterator[None]:
     """Leaves out an engine that can't take part, and prints a line about it."""
@@ -131,8 +144,8 @@ def rate_of(workload: Workload, peers: list[Peer], vocab_size: int) -> float | N
 
 
 def expected_tokens(setup: Setup, wanted: Wanted, console: Console) -> list[list[int]]:
-    """Returns the reference's tokens; f32 only: in half precision two right engines may differ."""
-    if not wanted or setup.dtype != "float32":
+    """Returns the reference's tokens; f32 only: in half precision two right engines may differ. It reads no GGUF."""
+    if not wanted or setup.dtype != "float32" or setup.model.endswith(GGUF_SUFFIX):
         return []
     found: list[list[int]] = []
     with reported(console), started(REFERENCE, setup) as peer:

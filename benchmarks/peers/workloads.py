@@ -52,6 +52,7 @@ WORKLOADS = {
         ),
         prefix_caching=True,
     ),
+    "16-streams": Workload(_streams(16, 32, 400)),
     "4-streams": Workload(_streams(4, 32, 400)),
     "1-stream": Workload(_streams(1, 32, 400)),
     "4k": Workload(_streams(6, 4000, 96), 4096),

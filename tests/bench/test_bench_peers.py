@@ -11,11 +11,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from benchmarks.peers import run
 from benchmarks.peers.checkpoints import gguf_file, gguf_name, lengthened, w8a8
-from benchmarks.peers.engines import KINDS, PENSTOCK, SET, Peer, PeerFailed, python_of
+from benchmarks.peers.engines import KINDS, PENSTOCK, SET, Peer, PeerFailed, converted, python_of
+from benchmarks.peers.protocol import Setup
 from benchmarks.peers.workloads import WORKLOADS
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
@@ -187,3 +189,11 @@ def test_tensors_have_the_names_that_llama_cpp_knows() -> None:
 def test_the_large_mixture_has_the_widths_of_the_model_it_stands_for() -> None:
     moe = GEOMETRIES["moe"]
     assert (moe.hidden, moe.intermediate, moe.heads, moe.kv_heads, moe.experts_per_token) == (2048, 768, 32, 4, 8)
+
+
+def test_a_gguf_file_is_loaded_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    setup = Setup(str(file), "float32", 512, prefix_caching=False, is_int8=False)
+    assert converted(KINDS["llamacpp"], setup) == converted(KINDS[PENSTOCK], setup) == file
+    assert run.expected_tokens(setup, [{}], Console()) == []
