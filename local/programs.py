@@ -33,7 +33,7 @@ class ProgramEnded(Exception):
 
 
 class Program:
-    """Runs `penstock COMMAND` with `settings`, and runs it again when it ends after it has served.
+    """Runs `penstock COMMAND` with `settings`, and runs it again when it ends, once it is known to be sound.
 
     Args:
         name: what its lines in the log begin with.
@@ -44,7 +44,7 @@ class Program:
 
     def __init__(self, name: str, command: str, settings: Mapping[str, Any], hear: Hear) -> None:
         self.name = name
-        self.has_served = False  # set by its owner
+        self.is_sound = False  # set by its owner once its settings have proved right
         self._command = command
         self._settings = {**settings, "log_format": "json"}
         self._hear = hear
@@ -56,7 +56,7 @@ class Program:
         """Returns once it was stopped.
 
         Raises:
-            ProgramEnded: it ended before it had served.
+            ProgramEnded: it ended before it was known to be sound.
         """
         while not self._is_stopping.is_set():
             async with running(self._command, self._settings, stderr=asyncio.subprocess.PIPE) as process:
@@ -65,7 +65,7 @@ class Program:
                 self._process = None
             if self._is_stopping.is_set():
                 return
-            if not self.has_served:
+            if not self.is_sound:
                 raise ProgramEnded(self.name, status, self._last)
             _log.warning("program_ended", program=self.name, exit_status=status, next="it starts again")
             with suppress(TimeoutError):

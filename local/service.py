@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import structlog
@@ -38,11 +37,11 @@ class LocalService:
     ) -> None:
         self._ready = ready
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
-        self._is_ready = False
+        self._is_ready = self._has_worker = False
         self._url = ""
         self._gateway = Program("gateway", "gateway", gateway, self._hear_gateway)
         self._workers = [
-            Program(f"worker-{number}", "worker", settings, partial(self._hear_worker, number))
+            Program(f"worker-{number}", "worker", settings, self._hear_worker)
             for number, settings in enumerate(workers, 1)
         ]
 
@@ -64,7 +63,7 @@ class LocalService:
         """Serves until told to stop, or until a task of `beside` fails.
 
         Raises:
-            ProgramEnded: a worker or the gateway ended before it served.
+            ProgramEnded: the gateway ended before it served, or a worker before any of them had.
             Exception: what a task of `beside` failed with.
         """
         gateway = asyncio.create_task(self._gateway.keep(), name="gateway")
@@ -94,17 +93,19 @@ class LocalService:
 
     def _hear_gateway(self, said: Mapping[str, Any]) -> None:
         if said["event"] == "listening":
-            self._gateway.has_served = True
+            self._gateway.is_sound = True
             self._url = str(said["url"])
             self._announce()
 
-    def _hear_worker(self, number: int, said: Mapping[str, Any]) -> None:
+    def _hear_worker(self, said: Mapping[str, Any]) -> None:
         if said["event"] == "joined":
-            self._workers[number - 1].has_served = True
+            self._has_worker = True
+            for worker in self._workers:  # their settings are the same
+                worker.is_sound = True
             self._announce()
 
     def _announce(self) -> None:
-        if self._url and not self._is_ready and any(each.has_served for each in self._workers):
+        if self._url and not self._is_ready and self._has_worker:
             self._is_ready = True
             self._ready(self._url)
 
