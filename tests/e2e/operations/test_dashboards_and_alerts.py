@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.scripts.runbook_page import runbook_page
@@ -27,6 +28,12 @@ def test_there_are_some() -> None:
     assert len(DASHBOARDS) >= 3
     assert len(RULES) >= 1
     assert len(list(expressions())) > 80
+
+
+def test_the_scenarios_that_alerts_are_tested_by_load_all_rules() -> None:
+    scenarios = Path(__file__).with_name("alerts_test.yml")
+    loaded = yaml.safe_load(scenarios.read_text())["rule_files"]
+    assert sorted((scenarios.parent / path).resolve() for path in loaded) == sorted(RULES)
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,11 @@ async def _until_all_have_data(there: Prometheus, asking: asyncio.Task[None]) ->
                 missing.append(f"{where}: {text}")
         return not missing
 
-    with suppress(TimeoutError):
+    try:
         await eventually(is_complete)
-    assert missing == []
+    except AssertionError:
+        assert missing == []
+        raise
 
 
 def _without_variables(expression: str) -> str:
