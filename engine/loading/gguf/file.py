@@ -15,7 +15,7 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.gguf import Gguf
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
 from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, QuantizedFormat
-from penstock.engine.loading.files import samples
+from penstock.engine.loading.files import GENERATION_FILE, read_json, samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.gguf.names import LazyArray, View, views
@@ -57,11 +57,20 @@ class GgufFile:
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        return {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
+        """What the metadata say. A generation_config.json beside the file has the last word where it says anything."""
+        fields = {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
+        if not self._beside.exists():
+            return fields
+        return fields | {name: value for name, value in read_json(self._beside).items() if value is not None}
 
     @property
     def generation_source(self) -> str:
-        return "metadata of the GGUF file"
+        source = "metadata of the GGUF file"
+        return f"{source} and {GENERATION_FILE} beside it" if self._beside.exists() else source
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(GENERATION_FILE)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:

