@@ -62,9 +62,9 @@ async def test_what_it_shows_and_what_its_keys_do(
     await redis.xadd(keys.dead("q"), {"id": "gone", "entry": "1-0", "code": "c", "field:prompt": SECRET})
     engine = FakeEngine(step_s=0.01)
     options: dict[str, Any] = {
-        "heartbeat_ttl_s": WAIT_S,
+        "heartbeat_ttl_s": WAIT_S / 10,  # a report lasts as long; a drain is noticed at a third of it
         "drain_timeout_s": 0.1,
-    }  # a report lasts as long as a heartbeat
+    }
     async with running_worker(redis_url, engine, name="w0", **options) as worker:
         await send(redis, prompt=SECRET, id="long", tenant="acme", max_tokens=10**6)
         await read_until(redis, "long", is_chunk)
