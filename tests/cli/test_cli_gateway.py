@@ -21,6 +21,7 @@ from penstock.cli import run
 from penstock.local.embedded import EmbeddedServer
 from tests.cli.cli_process import finish, finish_by, penstock, start
 from tests.support.patience import WAIT_S
+from tests.support.processes import ended
 from tests.support.programs.gateway_harness import Certificate
 
 GATEWAY = ("gateway", "--port", "0", "--log-format", "json")
@@ -64,9 +65,7 @@ async def running(*arguments: str) -> AsyncIterator[Running]:
     try:
         yield Running(process)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
 
 
 async def is_alive(url: str, verify: ssl.SSLContext | bool = True) -> bool:

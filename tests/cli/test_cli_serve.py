@@ -22,6 +22,7 @@ from penstock.local.data_folder import DataFolder
 from penstock.local.embedded import EmbeddedServer, find_servers
 from tests.cli.cli_process import command, finish, start
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 
 pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server at hand")
 
@@ -79,9 +80,7 @@ async def serving(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
         said = await asyncio.wait_for(process.stdout.readuntil(b"Ctrl-C stops it.\n"), WAIT_S)
         yield process, said.decode()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
 
 
 async def test_it_serves_until_ctrl_c_and_mends_what_dies(compile_cache: Path, tmp_path: Path) -> None:

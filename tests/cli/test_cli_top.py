@@ -27,6 +27,7 @@ from penstock.worker import session
 from tests.cli.cli_process import Terminal, command, environment
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.refusing_proxy import PASSING, REFUSED, RefusingProxy
@@ -50,9 +51,7 @@ async def watching(redis_url: str, *arguments: str) -> AsyncIterator[tuple[Termi
         try:
             yield terminal, process
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await ended(process)
 
 
 async def test_what_it_shows_and_what_its_keys_do(

@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 from tests.clients.programs import HERE
+from tests.support.processes import ended
 
 ENVIRONMENTS = Path(sys.prefix) / "clients"
 TIMEOUT_S = 300
@@ -43,10 +44,3 @@ async def run(*command: str | Path) -> tuple[int | None, str]:
     finally:
         await ended(process)
     return process.returncode, output.decode(errors="replace")
-
-
-async def ended(process: asyncio.subprocess.Process) -> None:
-    """Kills a program, unless it has ended."""
-    if process.returncode is None:
-        process.kill()
-        await process.wait()

@@ -12,11 +12,12 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.clients.environments import TIMEOUT_S, ended, in_browser, in_node, python_of, run
+from tests.clients.environments import TIMEOUT_S, in_browser, in_node, python_of, run
 from tests.clients.programs import COMMANDS, HERE, PAGE, PROGRAMS, WHAT_COMMANDS_DO, Passed, Program, page, versions_of
 from tests.clients.stage import ONE_BY_ONE, Stage, staged
 from tests.support.long_minute import lengthen_minute
 from tests.support.patience import TEST_S
+from tests.support.processes import ended
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_model import serving_model
 from tests.support.programs.worker_harness import read_reply, running_worker, send

@@ -23,6 +23,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.packages import PACKAGES, ROOT, process_path
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 
 HAND_BACK_S = 10  # what a program may take after its drain timeout
 LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose modules lie elsewhere
@@ -184,9 +185,7 @@ class Gateways:
 
     async def kill_all(self) -> None:
         for gateway in self._started:
-            if gateway.process.returncode is None:
-                gateway.process.kill()
-                await gateway.process.wait()
+            await ended(gateway.process)
 
 
 @contextlib.asynccontextmanager

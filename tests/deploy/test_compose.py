@@ -27,6 +27,7 @@ from penstock.worker.settings import Settings, variable
 from tests.deploy.fleets import HAND_BACK_S, free_port
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
@@ -432,9 +433,7 @@ async def running(
             process.terminate()
         assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
 
 
 def entrypoint() -> list[str]:

@@ -28,6 +28,7 @@ from penstock.worker.settings import Settings, variable
 from tests.deploy.fleets import HAND_BACK_S, free_port
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 
 UNITS = {path.name: path for path in (ROOT / "deploy/systemd").glob("*.service")}
 GATEWAY = PREFIX
@@ -126,6 +127,4 @@ async def test_the_gateway_runs_by_its_unit(redis_url: str) -> None:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)

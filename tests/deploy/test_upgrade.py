@@ -29,6 +29,7 @@ from tests.deploy.fleets import Worker, environment, python_of, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 from tests.support.programs.worker_harness import Reply, is_queue_empty, read_reply, read_until, running_worker
 from tests.support.redis_servers.streams import read_stream
 
@@ -169,9 +170,7 @@ async def real_worker(
             await eventually(partial(serves, redis, name), timeout_s=LOADING_S)
         yield worker
     finally:
-        if worker.returncode is None:
-            worker.kill()
-        await worker.wait()
+        await ended(worker)
 
 
 async def serves(redis: RedisClient, name: str) -> bool:

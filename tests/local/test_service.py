@@ -13,6 +13,7 @@ import pytest
 from penstock.local.programs import ProgramEnded
 from penstock.local.service import LocalService
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 
 STAYS = "exec sleep 1000"
 JOINS = """echo '{"event": "joined", "level": "info"}' >&2; """
@@ -25,9 +26,7 @@ async def shell(command: str, settings: Mapping[str, Any], stderr: int) -> Async
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.local.worker_process import local_worker, wait_joined
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 from tests.support.patience import WAIT_S
+from tests.support.processes import ended
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.gateway_model import WORKER
@@ -133,8 +134,6 @@ async def printed_by(*arguments: str, program: str = sys.executable, **variables
     try:
         out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
     assert process.returncode == 0, err.decode()
     return out.decode()

@@ -16,6 +16,7 @@ from penstock.protocol import keys
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
+from tests.support.processes import ended
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.redis_servers.streams import read_stream
 
@@ -38,9 +39,7 @@ async def run(*command: str, redis_url: str = "", **more: str) -> tuple[int, str
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
     return process.returncode or 0, out.decode(), err.decode()
 
 

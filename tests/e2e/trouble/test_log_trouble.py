@@ -19,6 +19,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import EndEntry
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually, slow
+from tests.support.processes import ended
 from tests.support.programs.worker_harness import read_reply, send
 
 WORKER = (
@@ -81,9 +82,7 @@ async def started(sink: str, *arguments: str) -> AsyncIterator[asyncio.subproces
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await ended(process)
         while _KEPT:
             os.close(_KEPT.pop())
 

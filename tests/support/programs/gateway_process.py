@@ -15,6 +15,7 @@ from typing import Any, Self
 from penstock.local.embedded import dies_with_parent
 from penstock.worker.settings_loading import flag
 from tests.support.patience import WAIT_S
+from tests.support.processes import ended
 
 
 class GatewayProcess:
@@ -59,9 +60,7 @@ class GatewayProcess:
     async def kill(self) -> None:
         """Kills the process, which may have ended before."""
         assert self._process is not None
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        await ended(self._process)
 
     async def __aenter__(self) -> Self:
         await self.start()
