@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.common.documents import Document
+from penstock.gateway.common.schemas import closed_object, described
 
 _VERSION = re.compile(r"_\d{8}$")
 
@@ -25,30 +26,18 @@ class ClientRunTool:
 
     @property
     def input_schema(self) -> Document:
-        return {
-            "type": "object", "properties": dict(self.properties), "required": list(self.required),
-            "additionalProperties": False,
-        }  # fmt: skip
-
-
-def _text(description: str) -> Document:
-    return {"type": "string", "description": description}
+        return closed_object(self.properties, self.required)
 
 
 def _one_of(*commands: str) -> Document:
     return {"type": "string", "enum": list(commands)}
 
 
-_PATH = _text("The path of the file or directory.")
-_LINE = {
-    "type": "integer",
-    "description": "For insert: the number of the line behind which the text goes; 0: in front.",
-}
 _EDITS: Mapping[str, Document] = {
-    "path": _PATH,
-    "file_text": _text("For create: what the file is to hold."),
-    "old_str": _text("For str_replace: what is replaced. It must be in the file exactly once."),
-    "insert_line": {"type": "integer", "description": "For insert: the line behind which the text goes; 0: in front."},
+    "path": described("string", "The path of the file or directory."),
+    "file_text": described("string", "For create: what the file is to hold."),
+    "old_str": described("string", "For str_replace: what is replaced. It must be in the file exactly once."),
+    "insert_line": described("integer", "For insert: the line behind which the text goes; 0: in front."),
     "view_range": {
         "type": "array", "items": {"type": "integer"},
         "description": "For view: the first and the last line, from 1; -1 is the end of the file.",
@@ -59,8 +48,8 @@ _CLIENT_RUN_TOOLS: Mapping[str, ClientRunTool] = {
     "bash": ClientRunTool(
         "Runs a command in a shell on the user's machine, which stays open between calls, and returns its output.",
         {
-            "command": _text("The command."),
-            "restart": {"type": "boolean", "description": "Starts the shell anew instead of running a command."},
+            "command": described("string", "The command."),
+            "restart": described("boolean", "Starts the shell anew instead of running a command."),
         },
     ),
     "text_editor": ClientRunTool(
@@ -68,7 +57,7 @@ _CLIENT_RUN_TOOLS: Mapping[str, ClientRunTool] = {
         {
             "command": _one_of("view", "create", "str_replace", "insert"),
             **_EDITS,
-            "new_str": _text("For str_replace: what comes in its place. For insert: the text."),
+            "new_str": described("string", "For str_replace: what comes in its place. For insert: the text."),
         },
         ("command", "path"),
     ),
@@ -77,10 +66,10 @@ _CLIENT_RUN_TOOLS: Mapping[str, ClientRunTool] = {
         {
             "command": _one_of("view", "create", "str_replace", "insert", "delete", "rename"),
             **_EDITS,
-            "new_str": _text("For str_replace: what comes in its place."),
-            "insert_text": _text("For insert: the text."),
-            "old_path": _text("For rename: the path that there is."),
-            "new_path": _text("For rename: the new one."),
+            "new_str": described("string", "For str_replace: what comes in its place."),
+            "insert_text": described("string", "For insert: the text."),
+            "old_path": described("string", "For rename: the path that there is."),
+            "new_path": described("string", "For rename: the new one."),
         },
         ("command",),
     ),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.gateway.common.documents import Document
+from penstock.gateway.common.schemas import closed_object, described
 
 BuiltinName = Literal["local_shell", "shell", "apply_patch"]
 
@@ -37,10 +38,7 @@ class BuiltinTool:
 
     def function(self, name: str) -> Document:
         """Returns the function. Calls always follow its schema."""
-        parameters = {
-            "type": "object", "properties": dict(self.properties), "required": list(self.required),
-            "additionalProperties": False,
-        }  # fmt: skip
+        parameters = closed_object(self.properties, self.required)
         return {"name": name, "description": self.description, "parameters": parameters, "strict": True}
 
     def held(self, arguments: Mapping[str, Any]) -> Document:
@@ -67,21 +65,13 @@ def _texts(description: str) -> Document:
     return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
-def _text(description: str) -> Document:
-    return {"type": "string", "description": description}
-
-
-def _count(description: str) -> Document:
-    return {"type": "integer", "description": description}
-
-
 BUILTIN_TOOLS: Mapping[str, BuiltinTool] = {
     "local_shell": BuiltinTool(
         "Runs a program on the user's machine and returns its output.",
         {
             "command": _texts('The program and its arguments, such as ["bash", "-lc", "ls"].'),
-            "working_directory": _text("The directory to run it in."),
-            "timeout_ms": _count("How long it may take, in milliseconds."),
+            "working_directory": described("string", "The directory to run it in."),
+            "timeout_ms": described("integer", "How long it may take, in milliseconds."),
             "env": {
                 "type": "object", "additionalProperties": {"type": "string"},
                 "description": "Environment variables to set.",
@@ -95,8 +85,8 @@ BUILTIN_TOOLS: Mapping[str, BuiltinTool] = {
         "Runs shell commands on the user's machine, one after the other, and returns what they print.",
         {
             "commands": _texts("The commands."),
-            "timeout_ms": _count("How long they may take, in milliseconds."),
-            "max_output_length": _count("How many characters of output to return."),
+            "timeout_ms": described("integer", "How long they may take, in milliseconds."),
+            "max_output_length": described("integer", "How many characters of output to return."),
         },
         ("commands",),
         "action",
@@ -108,8 +98,8 @@ BUILTIN_TOOLS: Mapping[str, BuiltinTool] = {
         "file, leave the diff empty.",
         {
             "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
-            "path": _text("The path of the file."),
-            "diff": _text("The changes."),
+            "path": described("string", "The path of the file."),
+            "diff": described("string", "The changes."),
         },
         ("type", "path", "diff"),
         "operation",

@@ -15,6 +15,7 @@ from pydantic import Field
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import Body, Policy, form_of, read_fields
 from penstock.gateway.common.kinds import leave_out_tool
+from penstock.gateway.common.schemas import closed_object
 from penstock.gateway.common.turns import CUSTOM_INPUT
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import pass_over
@@ -162,14 +163,9 @@ def _of_custom(tool: Document) -> Document:
         description = f"{description}\n\nThe input follows this Lark grammar:\n{grammar}".strip()
     if (pattern := _pattern_of(tool)) is not None:
         text["pattern"] = f"^(?:{pattern})$"
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: text},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
-    described = {"description": description} if description else {}
-    return {"name": tool["name"], **described, "parameters": parameters, "strict": "pattern" in text}
+    parameters = closed_object({CUSTOM_INPUT: text}, [CUSTOM_INPUT])
+    said = {"description": description} if description else {}
+    return {"name": tool["name"], **said, "parameters": parameters, "strict": "pattern" in text}
 
 
 def _grammar_of(tool: Document) -> str | None:
