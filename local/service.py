@@ -37,7 +37,7 @@ class LocalService:
     ) -> None:
         self._ready = ready
         self._stopping, self._aborting = asyncio.Event(), asyncio.Event()
-        self._is_ready = self._has_worker = False
+        self._is_ready = False
         self._url = ""
         self._gateway = Program("gateway", "gateway", gateway, self._hear_gateway)
         self._workers = [
@@ -99,13 +99,12 @@ class LocalService:
 
     def _hear_worker(self, said: Mapping[str, Any]) -> None:
         if said["event"] == "joined":
-            self._has_worker = True
             for worker in self._workers:  # their settings are the same
                 worker.is_sound = True
             self._announce()
 
     def _announce(self) -> None:
-        if self._url and not self._is_ready and self._has_worker:
+        if self._url and not self._is_ready and all(worker.is_sound for worker in self._workers):
             self._is_ready = True
             self._ready(self._url)
 
