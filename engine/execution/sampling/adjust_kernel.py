@@ -8,7 +8,7 @@ of them: whether they are sound, and the maximum of each LANES tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,13 +34,14 @@ _REPETITION, _PRESENCE, _FREQUENCY, _ADJUSTED, _BIASED, _BLOCKED, _NUM_PARAMETER
 
 
 class Adjusted(NamedTuple):
-    """Logits with everything applied that their rows ask for, and facts about them."""
+    """Logits with everything applied that their rows ask for, and facts about them.
+
+    `maxima` are those of each LANES logits; the last ones may be minus infinity. None: they are not known.
+    """
 
     logits: jax.Array  # f32 [num_rows, vocab]
     is_sound: jax.Array  # bool [num_rows]: of the logits before
-    maxima: (
-        jax.Array | None
-    )  # f32 [num_rows, blocks]: of each LANES logits, the last ones minus infinity; None: unknown
+    maxima: jax.Array | None  # f32 [num_rows, blocks]
 
 
 def adjust_by_kernel(
@@ -94,16 +95,20 @@ def adjust_by_kernel(
             jax.ShapeDtypeStruct((num_rows, LANES), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
-        cost_estimate=pl.CostEstimate(
-            flops=_OPERATIONS * logits.size,
-            transcendentals=0,
-            bytes_accessed=num_rows * vocab_size * (2 * 4 + sum(array.dtype.itemsize for array in held))
-            + sum(array.size * array.dtype.itemsize for array in words),
-        ),
+        cost_estimate=_cost(logits, held, words),
         interpret=interpret,
         name="adjust_logits",
     )(*of_rows, drafts.ids, _at_least(logits, tile), _parameters(rows, output_index), *words, *held)
     return Adjusted(found[:, :vocab_size], broken[:, 0] == 0, maxima)
+
+
+def _cost(logits: jax.Array, held: Sequence[jax.Array], words: Sequence[jax.Array]) -> pl.CostEstimate:
+    """Returns what the kernel costs if each row changes by all of its state: logits are read and written."""
+    per_logit = 2 * logits.dtype.itemsize + sum(array.dtype.itemsize for array in held)
+    of_masks = sum(array.size * array.dtype.itemsize for array in words)
+    return pl.CostEstimate(
+        flops=_OPERATIONS * logits.size, transcendentals=0, bytes_accessed=logits.size * per_logit + of_masks
+    )
 
 
 def _at_least(array: jax.Array, lanes: int) -> jax.Array:

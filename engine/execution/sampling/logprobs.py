@@ -15,8 +15,6 @@ from penstock.engine.execution.sampling.blocks_kernel import fetch_blocks
 from penstock.engine.execution.sampling.sampling_state import LANES
 from penstock.parameters import MAX_LOGPROBS
 
-BLOCK = LANES
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ def logprobs_of(
 ) -> Logprobs:
     """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored.
 
-    `maxima` are those of each BLOCK logits, if they are known; more blocks may follow, of minus infinity.
+    `maxima` are those of each LANES logits, if they are known; more blocks may follow, of minus infinity.
     """
     nothing = no_logprobs(*logits.shape)
     score = _score if maxima is None else partial(_score_by_maxima, maxima=maxima)
@@ -65,26 +63,26 @@ def _top(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
     They are in the blocks with the largest maxima, which are found much sooner. Blocks stay in order, for ties.
     """
-    blocks = jnp.pad(logits, (0, -len(logits) % BLOCK), constant_values=-jnp.inf).reshape(-1, BLOCK)
+    blocks = jnp.pad(logits, (0, -len(logits) % LANES), constant_values=-jnp.inf).reshape(-1, LANES)
     if len(blocks) <= count:
         top, top_ids = jax.lax.top_k(logits, count)
         return top, top_ids
     _, chosen = jax.lax.top_k(jnp.max(blocks, axis=1), count)
     chosen = jnp.sort(chosen)
     top, places = jax.lax.top_k(blocks[chosen].reshape(-1), count)
-    return top, chosen[places // BLOCK] * BLOCK + places % BLOCK
+    return top, chosen[places // LANES] * LANES + places % LANES
 
 
 def _score_by_maxima(logits: jax.Array, token_ids: jax.Array, *, maxima: jax.Array, interpret: Any = False) -> Logprobs:
     """Scores rows without looking for the maxima of their blocks, and without another layout of the logits."""
     count = min(MAX_LOGPROBS, logits.shape[1])
-    maxima = maxima[:, : -(-logits.shape[1] // BLOCK)]
+    maxima = maxima[:, : -(-logits.shape[1] // LANES)]
     highest = jnp.max(maxima, axis=1, keepdims=True)
     totals = highest + jnp.log(jnp.sum(jnp.exp(logits - highest), axis=1, keepdims=True))
     chosen = jnp.sort(jax.lax.top_k(maxima, min(count, maxima.shape[1]))[1], axis=1)
     sampled = jnp.maximum(token_ids, 0)[:, None]
-    fetched = fetch_blocks(logits, jnp.concatenate([sampled // BLOCK, chosen], axis=1), interpret=interpret)
-    of_sampled = jnp.sum(jnp.where(jnp.arange(BLOCK) == sampled % BLOCK, fetched[:, 0], 0), axis=1)
+    fetched = fetch_blocks(logits, jnp.concatenate([sampled // LANES, chosen], axis=1), interpret=interpret)
+    of_sampled = jnp.sum(jnp.where(jnp.arange(LANES) == sampled % LANES, fetched[:, 0], 0), axis=1)
     top, places = jax.lax.top_k(fetched[:, 1:].reshape(len(logits), -1), count)
-    top_ids = jnp.take_along_axis(chosen, places // BLOCK, axis=1) * BLOCK + places % BLOCK
+    top_ids = jnp.take_along_axis(chosen, places // LANES, axis=1) * LANES + places % LANES
     return Logprobs(of_sampled - totals[:, 0], top_ids, top - totals)

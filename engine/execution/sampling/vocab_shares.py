@@ -39,11 +39,12 @@ def sample_shares(
         work = partial(_sample, vocab_size=vocab_size, form=form)
         return apply_by_rows(work, logits, rows, None, placement)
 
+    if placement.num_shares == 1:
+        return draw(logits, rows)
+
     def greedily(logits: jax.Array, _: SamplingRows) -> jax.Array:
         return _greedily(logits, placement, vocab_size, form)
 
-    if placement.num_shares == 1:
-        return draw(logits, rows)
     token_ids: jax.Array = lax.cond(jnp.any(rows.temperature > 0), draw, greedily, logits, rows)
     return token_ids
 
