@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
@@ -220,11 +221,17 @@ def own_path() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_logs() -> Iterator[None]:
-    """Undoes after each test the logging that a command of the test set up."""
+    """Undoes after each test the logging that a command of the test set up: where that wrote, or to a later test's
+    stdout, lines of clients in other tests would go.
+    """
     yield
-    structlog.reset_defaults()
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root = logging.getLogger()
+        for handler in [each for each in root.handlers if type(each).__module__ == "penstock.worker.logs"]:
+            root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -175,7 +175,6 @@ def test_results_that_cannot_be_compared_are_a_wrong_usage(tmp_path: Path) -> No
         (["serve", "--timeout", "0"], "--timeout must be above 0, not 0"),
     ],
 )
-@pytest.mark.usefixtures("own_logs")
 def test_impossible_commands_are_one_line(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

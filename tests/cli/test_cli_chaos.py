@@ -30,7 +30,6 @@ async def test_against_a_deployment_that_is_left_as_it_was(redis_server: Embedde
         (["--redis-url", "rediss://localhost:1/0"], "plain TCP"),
     ],
 )
-@pytest.mark.usefixtures("own_logs")
 def test_wrong_usage(arguments: list[str], message: str) -> None:
     outcome = command("chaos", *arguments)
     assert outcome.status == 2

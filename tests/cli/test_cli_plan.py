@@ -19,8 +19,6 @@ TINY = {
 }  # fmt: skip
 SMALL = ["--max-num-seqs", "16", "--max-batch-tokens", "16"]
 
-pytestmark = pytest.mark.usefixtures("own_logs")
-
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:

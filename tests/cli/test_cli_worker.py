@@ -124,7 +124,6 @@ def children(pid: int) -> list[int]:
         (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
     ],
 )
-@pytest.mark.usefixtures("own_logs")
 def test_wrong_settings_exit_2(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +170,6 @@ async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str, tmp_path: P
         (None, "config.json is a FIFO, not a regular file", 2),
     ],
 )
-@pytest.mark.usefixtures("own_logs")
 def test_a_hostile_config_ends_it(
     redis_url: str, tmp_path: Path, content: str | None, message: str, status: int
 ) -> None:
@@ -183,7 +181,6 @@ def test_a_hostile_config_ends_it(
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.usefixtures("own_logs")
 def test_a_taken_health_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -192,7 +189,6 @@ def test_a_taken_health_port_is_named() -> None:
     assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
 
 
-@pytest.mark.usefixtures("own_logs")
 def test_a_health_host_that_is_none_is_named() -> None:
     outcome = command(*WORKER, "--model", "demo", "--health-host", "no such host")
     assert (outcome.status, outcome.err) == (2, "penstock: --health-host: must be an address, not 'no such host'\n")

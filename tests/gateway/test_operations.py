@@ -225,7 +225,6 @@ async def test_what_a_gateway_says_becomes_tables(redis: RedisClient, redis_url:
     assert json.dumps(tables).count(SECRET) == 0
 
 
-@pytest.mark.usefixtures("own_logs")
 async def test_what_has_no_line_in_the_log_is_not_done(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
