@@ -1,4 +1,4 @@
-"""A request of a model with recurrent states is taken over after `kill -9`, and no token differs."""
+"""A request of a model with states, also in int4 by int8, is taken over after `kill -9`, and no token differs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ReplyEntry
 from tests.e2e.real_engines import late_text, real_worker, undisturbed
 from tests.e2e.takeover.left_replies import leave_killed
-from tests.support.patience import eventually
+from tests.support.patience import eventually, slow
 from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply
 
 NUM_TOKENS = 500
 SIZES: dict[str, Any] = {
     "max_num_seqs": 8, "max_batch_tokens": 16, "num_pages": 400, "max_model_len": 1024, "decode_steps": 1,
 }  # fmt: skip
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 64, 4, 2, 16
-KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, TAPS = 2, 4, 24, 20, 4
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 64, 64, 4, 2, 16
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, TAPS = 2, 4, 20, 24, 4
 FIELDS: dict[str, Any] = {
     "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "dtype": "float32", "hidden_size": HIDDEN,
     "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
@@ -100,11 +100,13 @@ def is_under_way(entry: ReplyEntry) -> bool:
     return isinstance(entry, ChunkEntry) and entry.offset > 30
 
 
+@pytest.mark.parametrize("held", [slow({}), {"weights": "int4", "activations": "int8"}], ids=str)
 async def test_replies_go_on_in_another_worker_with_the_same_tokens(
-    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, tmp_path: Path
+    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, tmp_path: Path, held: dict[str, str]
 ) -> None:
-    settings = {**SIZES, "compile_cache_dir": compile_cache}
+    settings = {**SIZES, **held, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(model, EngineConfig(**settings))
+    assert engine.describe().batch_invariant
     text = undisturbed(engine, {"stop": request("stop")})["stop"][0][0]
     stop = late_text(text)
     asked = {name: request(name) if name != "stop" else request(name, stop=(stop,)) for name in ASKED}
