@@ -67,7 +67,7 @@ def _arithmetic(settings: Settings) -> list[Finding]:
     from penstock.cli.checks.arithmetic import check_arithmetic  # loads the engine, which a light install lacks
 
     config = settings.engine_config()
-    return [check_arithmetic(config.dtype, config.compile_cache_dir)]
+    return [check_arithmetic(config)]
 
 
 def _model(settings: Settings) -> list[Finding]:

@@ -24,8 +24,7 @@ def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
 
     Unequal ones may still round alike: two kinds of processors count as two kinds of arithmetic. Engines that are
     `batch_invariant` round alike whatever their batches and threads; of the others, threads and the settings that shape
-    batches count too. Nothing that is measured counts: where a time at the start chooses, it chooses among equal bits,
-    but for `same_tokens` off.
+    batches count too, and so does what a time at the start chose among unequal bits (`same_tokens` off).
     """
     return hashlib.sha256(json.dumps(_facts(info, config), sort_keys=True).encode()).hexdigest()[:_CHARS]
 
@@ -42,6 +41,7 @@ def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
     if not info.batch_invariant:
         facts["batches"] = [getattr(config, name) for name in _SHAPING]
         facts["threads"] = num_processors() if info.platform == "cpu" else None
+        facts["loops"] = info.loops
     return facts
 
 

@@ -105,7 +105,8 @@ class EngineConfig:
         bool,
         Setting(
             "Never choose by timings at the start what may change tokens, so that equal workers have one arithmetic. "
-            "off: the quickest is chosen, which is an arithmetic of its own."
+            "Off, times choose decode steps, and on a CPU matmuls (C++ or XLA) if these are auto. Each choice is an "
+            "arithmetic of its own."
         ),
     ] = True
     logprobs_mode: Annotated[

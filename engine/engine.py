@@ -15,6 +15,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import sized
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.deployment.opening import open_model
+from penstock.engine.deployment.quickest import with_loops
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.dispatched import Dispatched, DrawnTokens, StepFailed
 from penstock.engine.execution.grammar_drafts import GrammarDrafts
@@ -135,6 +136,8 @@ class Engine:
             prefill_share=self._prefill_share,
             memory=self._step_memory,
         )
+        if self._decode_steps is None:
+            self._info = with_loops(self._info, self._pace.decode_steps, self._deployment.config)
 
     def speculate(self, drafter: Drafter | None) -> None:
         """Sets the drafter; None turns speculation off. It changes how soon tokens come, not which ones."""

@@ -49,6 +49,8 @@ def describe(
             engine["instructions"] = info.instructions
         if arithmetic is not None:
             engine |= {"arithmetic": arithmetic, "batch_invariant": info.batch_invariant}
+        if info.timed:
+            engine["timed"] = list(info.timed)
         if info.num_state_slots:
             engine |= {"state_slots": info.num_state_slots, "state_cache_bytes": info.state_cache_bytes}
     return {
@@ -113,6 +115,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("matmul", "matmul", _plain("matmul")),
     ("instructions", "bf16 by", _plain("instructions")),
     ("arithmetic", "arithmetic", _arithmetic),
+    ("timed", "measured", lambda fields: "; ".join(fields["timed"])),
     ("kv_cache_tokens", "KV cache", _kv_cache),
     ("state_slots", "states", _states),
     ("queue", "queue", _plain("queue")),

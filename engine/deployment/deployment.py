@@ -67,6 +67,7 @@ class Deployment:
     fallback: str | None  # why the C++ kernels of `auto` are unavailable; None if nothing is missing
     instructions: str | None  # that multiply bf16 in C++ kernels that are used; None: there are none
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
+    timed: tuple[str, ...] = ()  # what times at the start chose (`quickest`)
 
     @property
     def platform(self) -> str:
@@ -222,6 +223,7 @@ class Deployment:
             exceeded_len=self.model.max_position if self.max_model_len > self.model.max_position else None,
             page_padding=round(self.page_padding, 3),
             unkept=self.unkept,
+            timed=self.timed,
             vocab_size=self.model.vocab_size,
         )
 

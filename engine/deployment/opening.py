@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment, deploy
+from penstock.engine.deployment.quickest import with_quickest
 from penstock.engine.execution.compilation import keep_compilations
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.loading.checkpoint import load_model, read_model_config
@@ -33,7 +34,7 @@ def open_model(
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
     described = read_model_config(path, config.dtype, config.weights)
-    deployment = replace(deploy(config, described, progress=progress or silent), unkept=unkept)
+    deployment = with_quickest(replace(deploy(config, described, progress=progress or silent), unkept=unkept))
     tokenizer = Tokenizer.from_dir(path, config.chat_format, split_special_tokens=config.split_special_tokens)
     tokenizer.check_fits(deployment.model.vocab_size)
     defaults = read_generation_defaults(open_checkpoint(path))

@@ -16,6 +16,7 @@ from penstock.cli.checks.arithmetic import _compared, check_arithmetic
 from penstock.cli.checks.host import check_compiler
 from penstock.cli.checks.model import check_model
 from penstock.cli.checks.redis import _version, check_redis
+from penstock.engine import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.kernels.cpu import kind_here, load_library
@@ -167,10 +168,10 @@ def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_the_price_of_the_arithmetic_is_measured_or_said_to_be_unknown(tmp_path: Path) -> None:
-    unbuilt = check_arithmetic("auto", tmp_path)
+    unbuilt = check_arithmetic(EngineConfig(compile_cache_dir=tmp_path))
     assert (unbuilt.status, "unknown until the kernels are built" in unbuilt.detail) == ("ok", True)
     load_library(DEFAULT_BUILD_DIR / "native")
-    built = check_arithmetic("float32", DEFAULT_BUILD_DIR)
+    built = check_arithmetic(EngineConfig(dtype="float32", compile_cache_dir=DEFAULT_BUILD_DIR))
     assert built.status == "ok"
     assert re.search(
         r"float32 takes this share of XLA's time, by rows: \d+\.\d\d for 1 and \d+\.\d\d for 64", built.detail
@@ -178,8 +179,12 @@ def test_the_price_of_the_arithmetic_is_measured_or_said_to_be_unknown(tmp_path:
 
 
 def test_a_quicker_arithmetic_is_named() -> None:
-    assert not _compared({1: (1.0, 2.0), 64: (1.1, 1.0)}, "bfloat16", "BFMMLA").fix
-    assert "--matmul xla" in _compared({1: (1.0, 2.0), 64: (1.3, 1.0)}, "bfloat16", "BFMMLA").fix
+    quicker, slower = {1: (1.0, 2.0), 64: (1.1, 1.0)}, {1: (1.0, 0.6), 64: (1.3, 1.0)}
+    assert not _compared(quicker, "bfloat16", "BFMMLA", is_timed=False).fix
+    assert "--matmul xla" in _compared(slower, "bfloat16", "BFMMLA", is_timed=False).fix
+    for times_s, name in ((quicker, "C++'s"), (slower, "XLA's")):
+        found = _compared(times_s, "bfloat16", "BFMMLA", is_timed=True)
+        assert found.detail.endswith(f"which here is {name}")
 
 
 def test_an_unsupported_model_is_not_called_damaged(tmp_path: Path) -> None:

@@ -77,6 +77,14 @@ def test_one_that_a_time_may_choose_is_one_of_its_own() -> None:
         assert arithmetic_of(info, replace(CONFIG, same_tokens=False)) != arithmetic_of(info, CONFIG)
 
 
+def test_what_a_time_chose_counts_where_it_moves_sums() -> None:
+    loops: dict[str, Any] = {"loops": ((16, 8),), "timed": ("8 decode steps in a dispatch of up to 16 rows",)}
+    off = replace(CONFIG, same_tokens=False)
+    of_all = [arithmetic_of(info, off) for info in (INVARIANT, INFO)]
+    of_looped = [arithmetic_of(replace(info, **loops), off) for info in (INVARIANT, INFO)]
+    assert [one == other for one, other in zip(of_all, of_looped, strict=True)] == [True, False]
+
+
 def test_and_so_do_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     of_two = [arithmetic_of(info, CONFIG) for info in (INVARIANT, INFO)]
     monkeypatch.setattr(arithmetic, "num_processors", lambda: 4)

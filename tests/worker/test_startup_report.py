@@ -65,6 +65,12 @@ def test_the_arithmetic_is_told() -> None:
         assert f"a1, {said}; penstock doctor times it against others" in as_table(fields)
 
 
+def test_what_times_chose_is_told() -> None:
+    fields = describe("demo", dataclasses.replace(INFO, timed=("matmul xla", "1 decode step")), **WHERE, health=None)
+    assert fields["timed"] == ["matmul xla", "1 decode step"]
+    assert "measured   matmul xla; 1 decode step\n" in as_table(fields)
+
+
 def test_states_are_told_where_there_are_any() -> None:
     held = dataclasses.replace(INFO, num_state_slots=1200, state_cache_bytes=3 << 19)
     fields = describe("demo", held, **WHERE, health=None)
