@@ -34,6 +34,7 @@ from penstock.engine.models import (
     Family,
     ModelConfig,
     ParamPath,
+    decoder_shapes,
     family_of,
     stacked_layers,
 )
@@ -140,7 +141,7 @@ def random_model(
     config: ModelConfig, seed: int, *, placement: Placement | None = None, stacked: bool = False
 ) -> Decoder:
     """Returns a Decoder of this geometry with random weights, created on their devices: for benchmarks and tests."""
-    graph, abstract = _abstract(config, stacked=stacked)
+    graph, abstract = decoder_shapes(config, stacked=stacked)
     filled = {}
     for number, (path, param) in enumerate(abstract.items()):
         key = jax.random.fold_in(jax.random.key(seed), number)
@@ -151,7 +152,7 @@ def random_model(
 
 def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
     """Returns a Decoder of only shapes, each with its sharding: for compiling without weights."""
-    graph, abstract = _abstract(config, stacked=stacked)
+    graph, abstract = decoder_shapes(config, stacked=stacked)
     filled = {}
     for path, param in abstract.items():
         sharding = _sharding(path, param, placement)
@@ -174,7 +175,7 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
     stored = checkpoint.stored
     family = FAMILIES[config.family].as_stored(stored.keys())
     _check_layers(checkpoint, family, config)
-    graph, abstract = _abstract(config, stacked=stacked)
+    graph, abstract = decoder_shapes(config, stacked=stacked)
     packed = packed_weights(checkpoint.format, family, stored, "auto") if config.is_packed else None
     sources: list[AnySource] = []
     for path in abstract:
@@ -260,13 +261,6 @@ def _rows(
     parts = {part: (*layer[:2], *part[2:]) for part in fused}
     sizes = [params[part].shape[axis] // _copies(of, params[part], config) for part, of in parts.items()]
     return FusedRows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
-
-
-def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
-    """Returns the model's structure and its parameters' shapes and types, without memory."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
-    flat: Any = nnx.to_flat_state(state)
-    return graph, dict(flat)
 
 
 def _merged(graph: nnx.GraphDef[Decoder], filled: Mapping[Any, Any], placement: Placement | None) -> Decoder:

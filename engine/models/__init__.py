@@ -25,16 +25,19 @@ from penstock.engine.models.decoder import (
     Decoder,
     Overlap,
     WantedTokens,
-    active_parameters,
-    layer_shapes,
-    matmul_parameters,
-    num_parameters,
-    outer_shapes,
 )
 from penstock.engine.models.families import FAMILIES, family_of
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.layer_groups import LayerGroups, layer_groups
 from penstock.engine.models.layer_scans import LayerRun, layer_runs, stacked_layers
+from penstock.engine.models.shapes import (
+    active_parameters,
+    decoder_shapes,
+    layer_shapes,
+    matmul_parameters,
+    num_parameters,
+    outer_shapes,
+)
 
 __all__ = [
     "FAMILIES",
@@ -60,6 +63,7 @@ __all__ = [
     "StackedCache",
     "WantedTokens",
     "active_parameters",
+    "decoder_shapes",
     "family_of",
     "layer_groups",
     "layer_runs",
