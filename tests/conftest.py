@@ -48,6 +48,10 @@ structlog.configure = lambda **options: _configure(**{**options, "cache_logger_o
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 compile_quickly()
 
+# Settings of a developer's shell are not those of tests, nor of processes that tests start.
+for _name in [each for each in os.environ if each.startswith(("PENSTOCK_", "OTEL_")) or each == "REDIS_URL"]:
+    del os.environ[_name]
+
 # Processes that tests start would compile all of the package's Python anew: a fifth of what a command of the CLI takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

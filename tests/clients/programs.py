@@ -80,6 +80,10 @@ charged for what workers have published of both replies. guidellm measures, and 
 _TAIL = """
 Programs on the command line begin with prompts that are longer than the model's context: a script takes its place.
 They run what it asks for, and send back what that printed.
+
+Earlier versions passed the same checks once: `openai` 1.109 (Python) and 6 (JavaScript), `anthropic` 0.64,
+`@anthropic-ai/sdk` 0.65, `langchain-openai` 0.3, `@langchain/openai` 0.6, `openai-agents` 0.12, `@openai/agents` 0.4,
+`pydantic-ai-slim` 1.59, and `ai` 5 with `@ai-sdk/openai` 2.
 """
 _KILLS = {"worker_killed": "worker", "gateway_killed": "gateway"}
 

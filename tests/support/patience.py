@@ -1,7 +1,7 @@
 """Time limits of tests, and marks for cases that only slow runs include: the one place to change for a busy machine.
 
 No test passes because of these figures. They only say when a wait is given up, so they are generous, and the limit per
-test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them three times as long.
+test leaves time for a few waits. `TEST_PATIENCE=3` makes all of them three times as long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = float(os.environ.get("PENSTOCK_TEST_PATIENCE", "1"))
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "1"))
 WAIT_S = 240.0 * PATIENCE  # for one event, a reply, the end of a process
 TEST_S = 900.0 * PATIENCE  # for a whole test, its fixtures included
 

@@ -27,7 +27,6 @@ class GatewayProcess:
         values = {"redis_url": redis_url, "port": self.port, "log_format": "json", **settings}
         flags = [part for name, value in values.items() for part in (flag(name), str(value))]
         self._command = [*dies_with_parent(), sys.executable, "-m", "penstock", "gateway", *flags]
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -49,7 +48,6 @@ class GatewayProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
                 start_new_session=True,
             )
         async with asyncio.timeout(WAIT_S):
