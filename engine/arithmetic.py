@@ -17,6 +17,8 @@ from penstock.engine.stats import EngineInfo
 _CHARS = 16
 _SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
 """Settings that decide which tokens one program computes together."""
+_TPU_KERNELS = 2
+"""Raised by each change of how `engine/kernels/tpu` round or in which order they sum."""
 
 
 def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
@@ -38,6 +40,8 @@ def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
         "split": (info.num_devices, config.tensor_parallel, config.expert_parallel),
         "same_tokens": config.same_tokens,
     }
+    if info.platform == "tpu":
+        facts["tpu_kernels"] = _TPU_KERNELS
     if not info.batch_invariant:
         facts["batches"] = [getattr(config, name) for name in _SHAPING]
         facts["threads"] = num_processors() if info.platform == "cpu" else None

@@ -28,9 +28,14 @@ LEAVES = (
     "super_minimums",
     "group_of",
 )
-# Names of the arrays that are held with groups before output features, as the TPU kernels take them.
-BY_GROUP: Mapping[str, str] = MappingProxyType(
-    {"scales": "scales_by_group", "zeros": "zeros_by_group", "minimums": "minimums_by_group"}
+# Names of the arrays that are held with inputs or their groups before outputs, as the TPU kernels take them.
+INPUT_FIRST: Mapping[str, str] = MappingProxyType(
+    {
+        "codes": "codes_by_input",
+        "scales": "scales_by_group",
+        "zeros": "zeros_by_group",
+        "minimums": "minimums_by_group",
+    }
 )
 SCALES = (*FLOATS, "int8", "uint8", "e8m0")
 OFFSETS = ("none", "zeros", "minimums")

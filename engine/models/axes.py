@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.engine.formats.packing import BY_GROUP, LEAVES
+from penstock.engine.formats.packing import INPUT_FIRST, LEAVES
 
 ParamPath = tuple[str | int, ...]
 """The path of a parameter in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
@@ -111,7 +111,7 @@ def _axes(path: ParamPath) -> Axes:
     if path[-1] in LEAVES:
         *lead, num_in, num_out = _KERNELS[module]
         return (*lead, num_in) if path[-1] == "group_of" else (*lead, num_out, num_in)
-    if path[-1] in BY_GROUP.values():
+    if path[-1] in INPUT_FIRST.values():
         return _KERNELS[module]
     if path[-1] == "sinks":
         return ("per_head",)

@@ -95,6 +95,7 @@ class TPUKernel(Held):
     path: ParamPath
     placement: Placement | None
     interpret: bool
+    num_out: int  # on each device
     input_axis: str | None = None  # as in Quantized
 
     is_read_in_stack = True
@@ -114,7 +115,7 @@ class TPUKernel(Held):
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
     ) -> jax.Array:
         stack, layer = _stacked(arrays, groups.layer)
-        multiply = partial(grouped_quantized_matmul, self.form, interpret=self.interpret)
+        multiply = partial(grouped_quantized_matmul, self.form, num_out=self.num_out, interpret=self.interpret)
         if self.form.packing.has_int8_activations:
             codes, scales = quantized_rows(rows, self.input_axis)
             y = multiply(codes.astype(rows.dtype), groups.sizes, stack, layer) * scales
@@ -144,7 +145,7 @@ class TPUKernel(Held):
         return y
 
     def _multiply_on_device(self, x: jax.Array, stack: Arrays, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
-        y = quantized_matmul(self.form, x, stack, layer, interpret=self.interpret)
+        y = quantized_matmul(self.form, x, stack, layer, num_out=self.num_out, interpret=self.interpret)
         return jax.lax.psum(y, over) if over else y
 
 
@@ -158,18 +159,16 @@ def _stacked(arrays: Arrays, layer: jax.Array | None) -> tuple[Arrays, jax.Array
 def _with_kernel(weight: Weight, path: ParamPath, placement: Placement | None, *, interpret: bool) -> Weight:
     """Returns `weight`, whose arrays may be shapes, in the layout of its kernel."""
     quantized = cast("Quantized", weight.held)
-    form, arrays = KernelForm(quantized.packing), {}
+    num_out, axes = quantized.shape[0], logical_axes((*path, "codes"), 2 if isinstance(weight, Linear) else 3)[-2:]
+    shares = (1, 1) if placement is None else (placement.ways(axes[0]), placement.ways(axes[1]))
+    device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
+    form, arrays = KernelForm.of_chip(quantized.packing, device.device_kind), {}
     for leaf, name in zip(form.leaves, form.names, strict=True):
-        value: Any = getattr(weight, leaf).get_value()
-        of_out, of_in = (
-            1 if placement is None else placement.ways(axis) for axis in logical_axes((*path, "codes"), value.ndim)[-2:]
-        )
-        if form.changes(leaf, value, of_in):
-            held = partial(form.held, leaf, num_out=quantized.shape[0], shares=(of_out, of_in))
-            value = _changed(held, value, (*path, name), placement)
-        arrays[name] = value
+        held = partial(form.held, leaf, num_out=num_out, shares=shares)
+        arrays[name] = _changed(held, getattr(weight, leaf).get_value(), (*path, name), placement)
     bias = None if weight.bias is None else weight.bias.get_value()
-    return type(weight)(TPUKernel(form, path, placement, interpret, quantized.input_axis), arrays, bias)
+    kernel = TPUKernel(form, path, placement, interpret, num_out // shares[0], quantized.input_axis)
+    return type(weight)(kernel, arrays, bias)
 
 
 def _pad_embedding(model: Decoder, placement: Placement | None) -> None:

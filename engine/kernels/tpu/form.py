@@ -1,4 +1,4 @@
-"""The form of a quantized weight in the kernels: the arrays of its Packing, with scales and offsets along the lanes."""
+"""The form of a quantized weight in the kernels: the arrays of its Packing, with outputs along the lanes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,43 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.formats.packing import BY_GROUP, FLOATS, PLANES, Packing
+from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, Packing
 
 LANES, SUBLANES = 128, 8  # in a tile of memory
-ROWS = 128  # rows of a weight that are unpacked at once: the lanes of a result
-LANES_AT_ONCE = 1024  # lanes of codes that are unpacked at once: whole groups of each supported size
+CODE_ROWS = 32  # rows of bytes in a tile of memory
+GROUPS = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # inputs that share a scale: whole tiles of f32, of which there are 8 in a chunk of `Tile`
 SCALES = (*FLOATS, "e8m0")
+FP8_OF_CHIPS = {"TPU7x": "float8_e4m3fn"}  # by kind of device
+FP8 = "float8_e4m3b11fnuz"  # of all others: it is that of TPU7x over 16, except for the code 0x80, which is no number
 
 
 @dataclass(frozen=True, slots=True)
 class KernelForm:
     """The kernels' form of a Packing.
 
-    Codes stay as they are, `[..., out, in * bits / 8]`. Scales, and zeros or minimums, become `[..., groups, out]`;
-    those of blocks of rows become `[..., groups, blocks]`. One for all rows, or for the whole input, is repeated for
-    everything that shares it. A float16, which the compiler cannot load, is held as the int16 of its bits.
+    All arrays are transposed: codes become `[..., in * bits / 8, out]`, and scales, zeros and minimums
+    `[..., groups, out]`, so that a group's scales lie like its codes; those of blocks of rows become
+    `[..., groups, blocks]`. One for all rows, or for the whole input, is repeated for everything that shares it. A
+    float16, which the compiler cannot load, is held as the int16 of its bits.
 
-    Each device's share is padded to whole tiles: lanes of codes, and groups and lanes of scales. Without padding, the
-    compiler may choose another layout with less of it, and would then transpose the array for a kernel in each step.
+    Each device's share is padded to whole tiles. Without padding, the compiler may choose another layout with less of
+    it, and would then transpose the array for a kernel in each step.
     """
 
     packing: Packing
+    fp8: str = FP8  # the type that the chip's vector units convert to f32
+
+    @classmethod
+    def of_chip(cls, packing: Packing, device_kind: str) -> KernelForm:
+        """Returns the form on a kind of device, as JAX names it."""
+        return cls(packing, FP8_OF_CHIPS.get(device_kind, FP8))
 
     @staticmethod
     def serves(packing: Packing, *, of_experts: bool = False) -> bool:
@@ -38,13 +54,12 @@ class KernelForm:
         XLA keeps int8 with one scale per row, which it reads as it is. It would unpack those of all experts, with rows
         or without.
         """
-        group_lanes = packing.group // (8 // PLANES[packing.code][0])
         return (
             packing.code in ("int8", "int4", "fp8", "fp4")
             and packing.scale in SCALES
-            and (packing.rows <= 1 or (packing.rows % ROWS == 0 and packing.group > 0))
+            and (packing.rows <= 1 or (packing.rows % LANES == 0 and packing.group > 0))
             and not packing.has_order
-            and (packing.group == 0 or LANES_AT_ONCE % group_lanes == 0)
+            and packing.group in (0, *GROUPS)
             and (of_experts or (packing.code, packing.group, packing.offset) != ("int8", 0, "none"))
         )
 
@@ -52,6 +67,14 @@ class KernelForm:
     def num_planes(self) -> int:
         """Number of codes in a byte."""
         return 8 // PLANES[self.packing.code][0]
+
+    @property
+    def unit(self) -> float:
+        """What a code of 1 is read as: a power of two."""
+        smallest_normal = 2.0 ** (-6 if self.fp8 == FP8_OF_CHIPS["TPU7x"] else -10)
+        return {"int8": 1.0, "int4": smallest_normal / 8, "fp4": smallest_normal, "fp8": smallest_normal * 2**6}[
+            self.packing.code
+        ]
 
     @property
     def offset(self) -> str | None:
@@ -66,20 +89,16 @@ class KernelForm:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the held form of each of `leaves`."""
-        return tuple(BY_GROUP.get(leaf, leaf) for leaf in self.leaves)
-
-    def changes(self, name: str, leaf: jax.Array, shares: int = 1) -> bool:
-        """Checks whether `held` would return another array than `leaf`."""
-        return name in BY_GROUP or leaf.shape[-1] % (shares * LANES) > 0
+        return tuple(INPUT_FIRST[leaf] for leaf in self.leaves)
 
     def held(self, name: str, leaf: jax.Array, num_out: int, shares: tuple[int, int] = (1, 1)) -> jax.Array:
         """Returns the held form of the array `name` of `leaf_shapes`, with any leading axes. `shares` are the numbers
         of devices along output and input.
         """
         of_out, of_in = shares
-        if name not in BY_GROUP:
-            return _padded(leaf, -1, of_in, LANES)
         across = leaf.swapaxes(-1, -2)
+        if name == "codes":
+            return _padded(_padded(self._recoded(across), -2, of_in, CODE_ROWS), -1, of_out, LANES)
         if self.packing.rows == 0:
             across = jnp.broadcast_to(across, (*across.shape[:-1], num_out))
         if self.packing.group == 0:
@@ -90,19 +109,24 @@ class KernelForm:
         bits: jax.Array = jax.lax.bitcast_convert_type(across, jnp.int16)
         return bits
 
+    def _recoded(self, codes: jax.Array) -> jax.Array:
+        """Returns codes that mean in `fp8` what they meant: FP8 has neither minus zero nor the standard's NaN."""
+        if self.fp8 != FP8 or self.packing.code not in ("fp8", "fp4"):
+            return codes
+        if self.packing.code == "fp8":
+            return jnp.where(codes & 0x7F == 0x7F, jnp.uint8(0x80), jnp.where(codes == 0x80, jnp.uint8(0), codes))
+        low = jnp.where(codes & 0x0F == 0x08, codes & 0xF0, codes)
+        return jnp.where(low & 0xF0 == 0x80, low & 0x0F, low)
+
     def shapes(self, leaves: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes that one device holds, by `names`, from its own share of `leaves`."""
         num_out = leaves["codes"].shape[-2]
         pairs = zip(self.leaves, self.names, strict=True)
         return {name: jax.eval_shape(partial(self.held, leaf, num_out=num_out), leaves[leaf]) for leaf, name in pairs}
 
-    def planes(self, x: jax.Array, num_lanes: int) -> jax.Array:
-        """Rearranges `[num_rows, in]` to `[codes in a byte, num_rows, num_lanes]`: a plane of features for each code of
-        a byte.
-        """
-        num_rows, num_in = x.shape
-        planes = x.reshape(num_rows, num_in // self.num_planes, self.num_planes).transpose(2, 0, 1)
-        return jnp.pad(planes, ((0, 0), (0, 0), (0, num_lanes - planes.shape[2])))
+    def rows_of(self, x: jax.Array, codes: jax.Array) -> jax.Array:
+        """Pads the features of `x`, `[num_rows, in]`, to those that there are codes for."""
+        return jnp.pad(x, ((0, 0), (0, codes.shape[-2] * self.num_planes - x.shape[1])))
 
     def num_bytes(self, held: Mapping[str, jax.Array]) -> int:
         """Returns the bytes of one layer of a stack."""

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import KernelForm
-from penstock.engine.kernels.tpu.tiles import multiply_tile, scale_lanes, tile_rows
+from penstock.engine.kernels.tpu.tiles import Tile, scale_scratch, tile_outputs
 
 F32, I32 = jnp.float32, jnp.int32
 GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # its name in a compiled program
@@ -45,40 +44,39 @@ def grouped_quantized_matmul(
     held: Mapping[str, jax.Array],  # by KernelForm.names, each with leading axes of layers and experts
     layer: jax.Array,  # i32 []: the layer in the stack
     *,
+    num_out: int,  # without padding
     interpret: Any = False,  # as for pallas_call
 ) -> jax.Array:
     """Returns f32 `[num_rows, out]`; rows after those of all experts are undefined."""
     num_rows, num_in = rows.shape
-    codes = held["codes"]
-    num_out, num_lanes = codes.shape[2:]
-    size, outs = rows_of_a_tile(num_rows, sizes.shape[0]), tile_rows(num_out, num_lanes)
+    codes = held["codes_by_input"]
+    num_lanes = codes.shape[3]
+    size, outs = rows_of_a_tile(num_rows, sizes.shape[0]), tile_outputs(*codes.shape[2:])
     tiles = tiles_of(sizes, num_rows, size)
     num_tiles = tiles.experts.shape[0]
-    planes = form.planes(rows, num_lanes)[:, tiles.sources]
+    x = form.rows_of(rows, codes)[tiles.sources]
 
     def used_tile(tile: Any, num: Ref) -> Any:
         return jnp.minimum(tile, num[0] - 1)
 
     run = pl.pallas_call(
-        partial(_kernel, form.packing),
+        partial(_kernel, form),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(pl.cdiv(num_out, outs), num_tiles),
+            grid=(pl.cdiv(num_lanes, outs), num_tiles),
             in_specs=[
-                pl.BlockSpec(
-                    (form.num_planes, size, num_lanes),
-                    lambda _, tile, layer, experts, num: (0, used_tile(tile, num), 0),
-                ),
+                pl.BlockSpec((size, x.shape[1]), lambda _, tile, layer, experts, num: (used_tile(tile, num), 0)),
                 *_expert_specs(form, held, outs),
             ],
             out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (used_tile(tile, num), out)),
+            scratch_shapes=scale_scratch(form, held[form.names[1]].shape[2], outs),
         ),
         out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         cost_estimate=pl.CostEstimate(  # without weights: the number of experts with rows is not known here
             flops=2 * num_rows * num_in * num_out,
             transcendentals=0,
-            bytes_accessed=planes.size * planes.dtype.itemsize + 4 * num_tiles * size * num_out,
+            bytes_accessed=x.size * x.dtype.itemsize + 4 * num_tiles * size * num_out,
         ),
         interpret=interpret,
         name=GROUPED_QUANTIZED_MATMUL,
@@ -86,7 +84,7 @@ def grouped_quantized_matmul(
     stacks = [held[name] for name in form.names]
     if not interpret:  # otherwise each layer copies those that fit into VMEM, of all layers
         stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
-    y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, planes, *stacks)
+    y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, x, *stacks)
     return y[tiles.places]
 
 
@@ -95,14 +93,10 @@ def _expert_specs(form: KernelForm, held: Mapping[str, jax.Array], outs: int) ->
 
     def block(name: str) -> pl.BlockSpec:
         shape = held[name].shape[2:]
-        if name == "codes":
-            return pl.BlockSpec(
-                (1, 1, outs, shape[1]), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
-            )
-        if form.packing.rows > 1:  # there are few, fetched whole
+        if name != "codes_by_input" and form.packing.rows > 1:  # there are few, fetched whole
             return pl.BlockSpec((1, 1, *shape), lambda _, tile, layer, experts, __: (layer[0], experts[tile], 0, 0))
         return pl.BlockSpec(
-            (1, 1, shape[0], scale_lanes(outs)), lambda out, tile, layer, experts, _: (layer[0], experts[tile], 0, out)
+            (1, 1, shape[0], outs), lambda out, tile, layer, experts, _: (layer[0], experts[tile], 0, out)
         )
 
     return [block(name) for name in form.names]
@@ -130,11 +124,14 @@ def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
     return Tiles(experts, num.reshape(1), sources, jnp.clip(row_numbers + shifts[owners], 0, num_tiles * size - 1))
 
 
-def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
-    del layer, experts  # used by the block specs
-    *offsets, out = rest
-    first = pl.program_id(0) * codes.shape[2]
+def _kernel(form: KernelForm, layer: Ref, experts: Ref, num: Ref, x: Ref, *refs: Ref) -> None:
+    del layer  # used by the block specs
+    number, count = pl.program_id(1), len(form.names)
+    codes, *held = (ref.at[0, 0] for ref in refs[:count])
+    tile = Tile(form, codes, held, list(refs[count + 1 :]), pl.program_id(0) * codes.shape[1])
 
-    @pl.when(pl.program_id(1) < num[0])
+    @pl.when(number < num[0])
     def _() -> None:
-        multiply_tile(packing, x, codes.at[0, 0], scales.at[0, 0], offsets[0].at[0, 0] if offsets else None, out, first)
+        is_first = (number == 0) | (experts[number] != experts[jnp.maximum(number - 1, 0)])
+        pl.when(is_first)(tile.load_scales)
+        tile.multiply(x, refs[count])

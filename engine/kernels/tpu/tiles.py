@@ -1,4 +1,9 @@
-"""Multiplies a tile of a quantized weight in VMEM."""
+"""Multiplies by a tile of a quantized weight in VMEM.
+
+Inputs are on the sublanes and outputs on the lanes, so a group's scales are one row, which repeats for its inputs.
+Weights are rounded once, to bfloat16, and products are summed in f32, as when XLA unpacks them. With one scale for the
+whole input the sum is scaled instead.
+"""
 
 from __future__ import annotations
 
@@ -9,111 +14,133 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.pallas import Ref
-from penstock.engine.kernels.tpu.form import LANES, LANES_AT_ONCE, ROWS
-from penstock.engine.kernels.tpu.unpacking import f32_of, spread, spread_column, values_of
+from penstock.engine.kernels.tpu.form import LANES, KernelForm
+from penstock.engine.kernels.tpu.unpacking import offsets_of, scales_of, values_of
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
+OUTPUTS_AT_ONCE = 256  # a matrix unit's width
+INPUTS_AT_ONCE = 2048  # unpacked in one block of code; whole tiles of groups of each supported size
 
 
-def scale_lanes(num_rows: int) -> int:
-    """Returns the lanes of scales for `num_rows` rows of a tile: they come in whole tiles of memory."""
-    return -(-num_rows // LANES) * LANES
+def tile_outputs(num_rows: int, num_lanes: int) -> int:
+    """Returns the outputs of a tile of codes `[num_rows, num_lanes]`: all, or a multiple of OUTPUTS_AT_ONCE."""
+    most = max(TILE_BYTES // num_rows // OUTPUTS_AT_ONCE, 1) * OUTPUTS_AT_ONCE
+    return min(num_lanes, most)
 
 
-def tile_rows(num_out: int, num_lanes: int) -> int:
-    """Returns the rows of a tile of codes: all if there are few, otherwise a multiple of ROWS."""
-    most = max(TILE_BYTES // num_lanes // ROWS, 1) * ROWS
-    return num_out if num_out <= ROWS else min(most, num_out // ROWS * ROWS)
-
-
-def multiply_tile(
-    packing: Packing,
-    x: Ref,  # bf16 [planes, tokens, lanes]
-    codes: Ref,  # [rows, lanes]
-    scales: Ref,  # [groups, rows], or [groups, blocks] for all blocks of rows; either axis may be padded
-    offsets: Ref | None,  # [groups, rows]
-    out: Ref,  # f32 [tokens, rows]
-    first: Any,  # i32: the weight's row that is first in the tile
-) -> None:
-    """Multiplies some rows of the tile at a time."""
-    size = min(ROWS, codes.shape[0])
-    count = codes.shape[0] // size
-
-    def piece(number: Any, _: None) -> None:
-        start = number * size
-        rows = pl.ds(start if count == 1 else pl.multiple_of(start, size), size)
-        if packing.rows > 1:
-            tile = _Tile(packing, x, codes.at[rows], scales, block=lax.div(first + start, packing.rows))
-        else:
-            tile = _Tile(
-                packing, x, codes.at[rows], scales.at[:, rows], None if offsets is None else offsets.at[:, rows]
-            )
-        out[:, rows] = tile.product()
-
-    if count == 1:
-        piece(0, None)
-    else:
-        lax.fori_loop(0, count, piece, None)
+def scale_scratch(form: KernelForm, num_groups: int, num_outputs: int) -> list[Any]:
+    """Returns the scratch of a Tile's `rows`."""
+    if form.packing.group == 0:
+        return []
+    return [pltpu.VMEM((num_groups, num_outputs), F32) for _ in form.names[1:]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    """Some rows of a weight, as references into VMEM."""
+class Tile:
+    """All inputs of some outputs of a weight, as references into VMEM."""
 
-    packing: Packing
-    x: Ref  # bf16 [planes, tokens, lanes]
-    codes: Ref  # [rows, lanes]
-    scales: Ref  # [groups, rows], or [groups, blocks of rows]
-    offsets: Ref | None = None  # [groups, rows]
-    block: Any = None  # i32: the rows' block, if there are scales for blocks
+    form: KernelForm
+    codes: Ref  # [rows, outputs]
+    held: list[Ref]  # scales and offsets: [groups, outputs], or [groups, blocks] of all blocks of outputs; padded
+    rows: list[Ref]  # f32 [groups, outputs]: what `load_scales` makes of `held`, if there are groups
+    first: Any  # i32: the weight's output that is first in the tile
 
     @property
-    def group_lanes(self) -> int:
-        return int(self.packing.group // self.x.shape[0])
+    def num_inputs(self) -> int:
+        return int(self.codes.shape[0]) * self.form.num_planes
 
-    def product(self) -> jax.Array:
-        """Returns f32 [tokens, rows]."""
-        total: Any = sum(
-            self._unpack_lanes(start, min(LANES_AT_ONCE, self.codes.shape[1] - start))
-            for start in range(0, self.codes.shape[1], LANES_AT_ONCE)
-        )
-        scaled: jax.Array = total if self.packing.group else self._scaled(total)
-        return scaled
+    def load_scales(self) -> None:
+        """Converts scales and offsets to f32: once for a tile, whatever multiplies by it."""
+        for held, rows, convert in zip(self.held, self.rows, (scales_of, offsets_of), strict=False):
+            if self.form.packing.rows <= 1:
+                rows[...] = convert(self.form, held[...])
+                continue
+            for start in range(0, rows.shape[1], LANES):
+                block = lax.div(self.first + start, self.form.packing.rows)
+                column = _column(convert(self.form, held[...]), block)
+                rows[:, start : start + LANES] = jnp.broadcast_to(column, (rows.shape[0], LANES))
 
-    def _unpack_lanes(self, start: int, num_lanes: int) -> Any:
-        lanes = slice(start, start + num_lanes)
-        values = values_of(self.packing, self.codes[:, lanes])
-        if self.packing.group:
-            values = self._weights(values, start, num_lanes)
-        return sum(
-            lax.dot_general(
-                self.x[plane, :, lanes], of_plane.astype(BF16), (((1,), (1,)), ((), ())), preferred_element_type=F32
+    def multiply(
+        self,
+        x: Ref,  # bf16 [tokens, inputs]
+        out: Ref,  # f32 [tokens, outputs]
+    ) -> None:
+        """Multiplies by some outputs of the tile at a time, and some inputs."""
+        width = OUTPUTS_AT_ONCE if self.codes.shape[1] % OUTPUTS_AT_ONCE == 0 else LANES
+
+        def outputs(number: Any, _: None) -> None:
+            self._multiply(x, out, pl.ds(pl.multiple_of(number * width, width), width))
+
+        lax.fori_loop(0, self.codes.shape[1] // width, outputs, None)
+
+    def _multiply(self, x: Ref, out: Ref, lanes: Any) -> None:
+        whole, rest = divmod(self.num_inputs, INPUTS_AT_ONCE)
+
+        def add(start: Any, size: int) -> None:
+            out[:, lanes] += self._product(x, lanes, start, size)
+
+        def chunk(number: Any, _: None) -> None:
+            add(pl.multiple_of(number * INPUTS_AT_ONCE, INPUTS_AT_ONCE), INPUTS_AT_ONCE)
+
+        out[:, lanes] = self._product(x, lanes, 0, min(INPUTS_AT_ONCE, self.num_inputs))
+        if whole > 1:
+            lax.fori_loop(1, whole, chunk, None)
+        if whole and rest:
+            add(whole * INPUTS_AT_ONCE, rest)
+        if self.form.packing.group == 0:
+            out[:, lanes] = self._scaled(x, out[:, lanes], lanes)
+
+    def _product(self, x: Ref, lanes: Any, start: Any, size: int) -> jax.Array:
+        """Returns f32 [tokens, lanes]: what `size` inputs from `start` on give."""
+        planes = self.form.num_planes
+        codes = self.codes[pl.ds(_quotient(start, planes), size // planes), lanes]
+        weights = self._weights(values_of(self.form, codes), lanes, start)
+        y: jax.Array = jnp.dot(x[:, pl.ds(start, size)], weights.astype(BF16), preferred_element_type=F32)
+        return y
+
+    def _weights(self, values: jax.Array, lanes: Any, start: Any) -> jax.Array:
+        group = self.form.packing.group
+        if group == 0:
+            return values
+        size, width = values.shape
+
+        def spread(rows: Ref) -> jax.Array:
+            found = rows[pl.ds(_quotient(start, group), -(-size // group)), lanes]
+            sizes = [min(group, size - place) for place in range(0, size, group)]
+            return jnp.concatenate(
+                [jnp.broadcast_to(found[i : i + 1], (num, width)) for i, num in enumerate(sizes)], axis=0
             )
-            for plane, of_plane in enumerate(values)
-        )
 
-    def _weights(self, values: list[jax.Array], start: int, num_lanes: int) -> list[jax.Array]:
-        groups = slice(start // self.group_lanes, -(-(start + num_lanes) // self.group_lanes))
-        if self.block is not None:
-            scales = spread_column(self.scales[groups], self.block, self.group_lanes, num_lanes)
-            return [plane * scales for plane in values]
-        scales = spread(self.packing, self.scales[groups], self.group_lanes, num_lanes)
-        if self.offsets is None:
-            return [plane * scales for plane in values]
-        offsets = spread(self.packing, self.offsets[groups], self.group_lanes, num_lanes)
-        if self.packing.offset == "zeros":
-            return [(plane - offsets) * scales for plane in values]
-        return [plane * scales - offsets for plane in values]
+        scales, *offsets = self.rows
+        if not offsets:
+            return values * spread(scales)
+        if self.form.packing.offset == "zeros":
+            return (values - spread(offsets[0])) * spread(scales)
+        return values * spread(scales) - spread(offsets[0])
 
-    def _scaled(self, total: jax.Array) -> jax.Array:
-        """Applies the scale and offset of each row of the weight, `[1, rows]`."""
-        scales = f32_of(self.packing, self.scales[:1])
-        if self.offsets is None:
-            return total * scales
-        sums: Any = sum(jnp.sum(self.x[plane].astype(F32), axis=1, keepdims=True) for plane in range(self.x.shape[0]))
-        offsets: jax.Array = sums * f32_of(self.packing, self.offsets[:1])
-        return (total - offsets) * scales if self.packing.offset == "zeros" else total * scales - offsets
+    def _scaled(self, x: Ref, total: jax.Array, lanes: Any) -> jax.Array:
+        """Applies the scale and offset of each output, `[1, outputs]`."""
+        scales, *offsets = (held[:1, lanes] for held in self.held)
+        factors = scales_of(self.form, scales)
+        if not offsets:
+            return total * factors
+        sums: Any = jnp.sum(x[...].astype(F32), axis=1, keepdims=True)
+        subtracted: jax.Array = sums * offsets_of(self.form, offsets[0])
+        if self.form.packing.offset == "zeros":
+            return (total - subtracted) * factors
+        return total * factors - subtracted
+
+
+def _quotient(start: Any, size: int) -> Any:
+    """Divides a multiple of `size`; `//` on a traced number would also handle negative ones."""
+    return start // size if isinstance(start, int) else lax.div(start, size)
+
+
+def _column(array: jax.Array, number: Any) -> jax.Array:
+    """Returns one column of f32 `[rows, columns]`, as `[rows, 1]`; the others may be no numbers."""
+    is_it = lax.broadcasted_iota(jnp.int32, array.shape, 1) == number
+    return jnp.sum(jnp.where(is_it, array, 0.0), axis=1, keepdims=True)

@@ -61,7 +61,7 @@ def test_a_layer_of_a_stack_is_multiplied_by(name: str, num_tokens: int, num_out
     leaves = {leaf: jnp.asarray(a) for leaf, a in random_stack(packing, num_out, num_in, NUM_LAYERS).items()}
     x = jnp.asarray(np.random.default_rng(1).normal(size=(num_tokens, num_in)), jnp.bfloat16)
     held = held_of(form, leaves, num_out)
-    multiply = jax.jit(partial(quantized_matmul, form, interpret=True))
+    multiply = jax.jit(partial(quantized_matmul, form, num_out=num_out, interpret=True))
     weights = np.asarray(unpacked(packing, leaves))
     rounded = weights if packing.group == 0 else weights.astype(ml_dtypes.bfloat16)  # the sum of a row is scaled
     y = np.asarray(multiply(x, held, jnp.int32(2)), np.float64)
@@ -89,11 +89,30 @@ def test_what_is_held_takes_no_more_than_what_is_stored_in_whole_tiles() -> None
     for packing in FORMS.values():
         form, leaves = KernelForm(packing), random_stack(packing, 256, 512)
         held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, 256)
-        assert held["codes"].nbytes == leaves["codes"].nbytes
+        assert held["codes_by_input"].nbytes == leaves["codes"].nbytes
         for leaf, name in zip(form.leaves[1:], form.names[1:], strict=True):
             num_groups, num_rows = packing.num_groups(512), packing.num_row_groups(256) if packing.rows else 256
             assert held[name].shape == (-(-num_groups // 8) * 8, -(-num_rows // 128) * 128)
             assert held[name].dtype.itemsize == leaves[leaf].dtype.itemsize
+
+
+@pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 per channel", "int4 with minimums", "mxfp4"])
+def test_chips_read_the_same_weights_from_their_own_fp8(name: str) -> None:
+    """All codes are among the weights: minus zero, and of fp8 those that are no numbers, in rows of their own."""
+    packing, num_out, num_in = FORMS[name], 256, 256
+    leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, num_out, num_in, 1).items()}
+    codes = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], leaves["codes"].shape)
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(8, num_in)), jnp.bfloat16)
+    products = []
+    for form in (KernelForm.of_chip(packing, kind) for kind in ("TPU v5 lite", "TPU7x")):
+        held = held_of(form, {**leaves, "codes": jnp.asarray(codes)}, num_out)
+        y = jax.jit(partial(quantized_matmul, form, num_out=num_out, interpret=True))(x, held, jnp.int32(0))
+        products.append(np.asarray(y))
+    one, other = products
+    np.testing.assert_array_equal(one, other)
+    assert (
+        np.isnan(one).any(axis=0) == ([code % 128 == 127 for code in range(256)] if packing.code == "fp8" else False)
+    ).all()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])
@@ -163,7 +182,7 @@ def test_rows_are_multiplied_by_the_weights_of_their_experts(
     leaves = random_stack(packing, num_out, num_in, 2, len(sizes))
     held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, num_out)
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(num_rows, num_in)), jnp.bfloat16)
-    multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
+    multiply = jax.jit(partial(grouped_quantized_matmul, form, num_out=num_out, interpret=True))
     y = np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), held, jnp.int32(1)), np.float64)
     whole = unpacked(packing, {leaf: jnp.asarray(array[1]) for leaf, array in leaves.items()})
     weights = np.asarray(whole.astype(jnp.bfloat16) if packing.group else whole, np.float64)
@@ -185,7 +204,7 @@ def test_scales_of_experts_that_have_no_rows_are_not_looked_at(name: str) -> Non
         for leaf, array in leaves.items()
     }
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(8, 256)), jnp.bfloat16)
-    multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
+    multiply = jax.jit(partial(grouped_quantized_matmul, form, num_out=256, interpret=True))
     expected, y = (
         np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), held_of(form, of, 256), jnp.int32(1)))
         for of in (leaves, poisoned)

@@ -38,11 +38,16 @@ pytestmark = [
 TOPOLOGIES = ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"]
 
 
+def form_on(place: SingleDeviceSharding, packing: Packing) -> KernelForm:
+    device: Any = next(iter(place.device_set))
+    return KernelForm.of_chip(packing, device.device_kind)
+
+
 def shapes(
     packing: Packing, num_out: int, num_in: int, leading: tuple[int, ...], place: SingleDeviceSharding
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes of what the kernels are given; `leading` axes are of layers and of experts."""
-    form, found = KernelForm(packing), {}
+    form, found = form_on(place, packing), {}
     for leaf, name in zip(form.leaves, form.names, strict=True):
         shape, kind = leaf_shapes(packing, num_out, num_in)[leaf]
         made = jax.eval_shape(partial(form.held, leaf, num_out=num_out), jax.ShapeDtypeStruct((*leading, *shape), kind))
@@ -53,11 +58,11 @@ def shapes(
 @pytest.mark.parametrize(("name", "topology"), pairs(FORMS, TOPOLOGIES))
 def test_matmuls_compile(topology: str, name: str) -> None:
     place, packing = SingleDeviceSharding(devices_of(topology)[0]), FORMS[name]
-    num_tokens, num_out, num_in = 48, 200, 2304
+    form, num_tokens, num_out, num_in = form_on(place, packing), 48, 200, 2304
     held = shapes(packing, num_out, num_in, (8,), place)
     x = jax.ShapeDtypeStruct((num_tokens, num_in), jnp.bfloat16, sharding=place)
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    done: Any = jax.jit(partial(quantized_matmul, KernelForm(packing))).lower(x, held, layer).compile()
+    done: Any = jax.jit(partial(quantized_matmul, form, num_out=num_out)).lower(x, held, layer).compile()
     assert done.memory_analysis().temp_size_in_bytes == 0  # no weight is unpacked, and no stack copied
 
 
@@ -68,7 +73,7 @@ def test_grouped_matmuls_compile(topology: str, num_rows: int) -> None:
     rows = jax.ShapeDtypeStruct((num_rows, size), jnp.bfloat16, sharding=place)
     sizes = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=place)
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    multiply = jax.jit(partial(grouped_quantized_matmul, KernelForm(packing)))
+    multiply = jax.jit(partial(grouped_quantized_matmul, form_on(place, packing), num_out=size))
     assert multiply.lower(rows, sizes, held, layer).compile() is not None
 
 
@@ -80,9 +85,8 @@ def test_grouped_matmuls_read_stacks_as_they_are_held(name: str) -> None:
     rows = jax.ShapeDtypeStruct((16, 384), jnp.bfloat16, sharding=place)
     sizes = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=place)
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    done: Any = (
-        jax.jit(partial(grouped_quantized_matmul, KernelForm(packing))).lower(rows, sizes, held, layer).compile()
-    )
+    multiply = partial(grouped_quantized_matmul, form_on(place, packing), num_out=200)
+    done: Any = jax.jit(multiply).lower(rows, sizes, held, layer).compile()
     entry = HloModule(done.as_text()).entry
     (kernel,) = (found for found in entry.instructions.values() if found.is_quantized_grouped_matmul)
     stacks = [entry.parameters[index] for index in range(2, 2 + len(held))]

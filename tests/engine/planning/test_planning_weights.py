@@ -117,7 +117,7 @@ def test_what_grouped_matmuls_read_of_experts() -> None:
     assert grouped_matmul_bytes(quantized, 4, over(1, 8), 144) == pytest.approx(144 * each, abs=1)
     of_codes = grouped_matmul_bytes(quantized, 4, over(1, 8), 144, quantized=True)  # by the kernel that takes them
     assert of_codes == pytest.approx(144 * each * (4 + 2 * 16 / 32) / 16, abs=1)  # with scales and minimums of 32
-    of_tiles = 2880 * 12 * 128 + 96 * 23 * 128  # gpt-oss-20b: a matrix's codes and scales in whole tiles
+    of_tiles = (1440 + 96) * 23 * 128  # gpt-oss-20b: a matrix's codes and scales in whole tiles
     padded = grouped_matmul_bytes(split_model(known("gpt-oss-20b"), 1, 8), 1, over(1, 8), 72, quantized=True)
     assert padded == 72 * 4 / 8 * of_tiles
     assert grouped_matmul_bytes(known("Llama-3.1-8B"), 4, None, 0) == 0
