@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from penstock.local.embedded import EmbeddedServer
+from penstock.local.worker_process import DEMO_SIZES
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+SMALL = {f"PENSTOCK_{name.upper()}": str(value) for name, value in DEMO_SIZES.items()}
+"""Sizes for all workers, which would spend most of the test warming up those of a deployment."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it has bash")
@@ -25,7 +28,7 @@ async def test_three_workers_and_a_kill(tmp_path: Path) -> None:
     assert len(blocks) == 4
     marked = "\n".join(f"echo '# block {number}'\n{block}" for number, block in enumerate(blocks))
     with EmbeddedServer() as server:
-        out = await bash(marked, tmp_path, REDIS_URL=server.url, PENSTOCK_REDIS_URL=server.url)
+        out = await bash(marked, tmp_path, REDIS_URL=server.url, PENSTOCK_REDIS_URL=server.url, **SMALL)
     workers, quiet, killed, replaced = re.split(r"# block \d\n", out)[1:]
     assert all(name in workers for name in ("one", "two", "three"))
     assert workers.endswith("347 + 85 = 432\n")
