@@ -68,7 +68,7 @@ def decode_loop(
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths, states=states)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(
-            lambda order: held.logits(hidden[order]),
+            lambda order: held.logits(hidden[order], inputs.ragged.num_seqs),
             rows,
             extended,
             state,

@@ -98,6 +98,7 @@ class Runner:
         self._loops: dict[tuple[int, int], Any] = {}  # compiled, by (row bucket, steps)
         self._neutral_options: dict[int, jax.Array] = {}  # by row bucket, like the masks
         self._open_masks: dict[int, jax.Array] = {}
+        self._counts: dict[int, jax.Array] = {}  # by number
         self._watch = CompileWatch()
         self._huge_pages = HugePages()
         self._huge_pages.hold(self._params)
@@ -183,7 +184,9 @@ class Runner:
             return InFlight(None, None, 0, started.rows)
         if batch.options is None and masks is None:
             head = self._head(batch.num_rows, False)
-            self._last_tokens = head(self._steps.head_params, started.rows, started.sampling)
+            self._last_tokens = head(
+                self._steps.head_params, started.rows, started.sampling, self._count(batch.num_sampled)
+            )
             return InFlight(self._last_tokens, None, batch.num_sampled, started.rows)
         num_rows = self._geometry.row_bucket(batch.num_sampled, extended=True)
         head = self._head(num_rows, True)
@@ -191,6 +194,7 @@ class Runner:
             self._steps.head_params,
             started.rows,
             started.sampling,
+            self._count(batch.num_sampled),
             self._state,
             self._neutral(num_rows) if batch.options is None else batch.options.flat,
             self._masks(num_rows, batch, masks),
@@ -236,6 +240,12 @@ class Runner:
             self._params, self._cache, self._state, self._last_tokens, batch.flat, stops, options
         )
         return InFlight(tokens, _asked_for(logprobs, batch), batch.num_sampled, tokens)
+
+    def _count(self, number: int) -> jax.Array:
+        """Returns a number of rows as an array on the device, where it is kept: i32 `[1]`."""
+        if number not in self._counts:
+            self._counts[number] = self._put(np.array([number], np.int32))
+        return self._counts[number]
 
     def _neutral(self, num_rows: int) -> jax.Array:
         if num_rows not in self._neutral_options:

@@ -74,9 +74,9 @@ class Steps:
         model, max_rows = self._config, self._geometry.max_rows
         rows = (self._shape(max_rows, model.hidden_size, dtype=model.dtype), self._shape(max_rows, NUM_SAMPLING_WORDS))
         if not is_extended:
-            return step.lower(self.head_params, *rows)
+            return step.lower(self.head_params, *rows, self._shape(1))
         masks = self._shape(num_rows, self._geometry.mask_words)
-        return step.lower(self.head_params, *rows, self._state(), self._options(num_rows), masks)
+        return step.lower(self.head_params, *rows, self._shape(1), self._state(), self._options(num_rows), masks)
 
     def loop(self, num_rows: int, num_steps: int, cache: LayerCaches) -> jax.stages.Lowered:
         """Lowers several decode steps of a row bucket; `cache` and the sampling state are donated."""
@@ -164,9 +164,10 @@ def _sample_rows(
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
+    num_sampled: jax.Array,  # i32 [1]: the rows behind these are padding
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Returns i32 `[max_rows]`, so that the next step has one shape for all."""
-    logits = rebuild(params)(rows[:num_rows])
+    logits = rebuild(params)(rows[:num_rows], num_sampled)
     token_ids = sample_shares(logits, unpack_sampling(sampling[:num_rows]), placement, geometry.vocab_size, form)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
@@ -180,6 +181,7 @@ def _sample_extended_rows(
     params: Params,
     rows: jax.Array,
     sampling: jax.Array,
+    num_sampled: jax.Array,
     state: SamplingState,
     options: jax.Array,  # i32, packed
     masks: jax.Array,  # i32 [num_rows, mask_words]
@@ -187,7 +189,7 @@ def _sample_extended_rows(
     """Samples rows like `_sample_rows`, with all options."""
     head = rebuild(params)
     token_ids, logprobs, state = sample_extended(
-        lambda order: head(rows[order]),
+        lambda order: head(rows[order], num_sampled),  # padding asks for nothing, so it stays behind
         unpack_sampling(sampling[:num_rows]),
         unpack_extended(geometry.extended_layout(num_rows), options),
         state,

@@ -209,8 +209,9 @@ class Decoder(nnx.Module):
         rows: jax.Array = table[...][token_ids]
         return rows[:, : self.config.hidden_size]  # it may be padded
 
-    def logits(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
-        return self.unembedding(hidden)
+    def logits(self, hidden: jax.Array, num_real: jax.Array | None = None) -> jax.Array:
+        """Returns logits as `Unembedding` does."""
+        return self.unembedding(hidden, num_real)
 
     @property
     def is_native(self) -> bool:
@@ -239,11 +240,15 @@ class Unembedding(nnx.Module):
         """Whether logits come from the CPU's kernels, in the memory of one device."""
         return not isinstance(self.table, nnx.Param) and self.table.held.is_native
 
-    def __call__(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
+    def __call__(self, hidden: jax.Array, num_real: jax.Array | None = None) -> jax.Array:
+        """Returns logits, f32 `[num_rows, vocab_rows]`, of hidden states `[num_rows, hidden]`.
+
+        The first `num_real`, i32 `[1]`, are wanted: those of the others may be undefined. None: all are.
+        """
         if isinstance(self.table, nnx.Param):
             logits = jnp.einsum("rh,vh->rv", hidden, self.table[...], preferred_element_type=jnp.float32)
         else:
-            logits = self.table.wide(hidden)
+            logits = self.table.wide(hidden) if num_real is None else self.table.wide_first(hidden, num_real)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
 
 

@@ -3,6 +3,8 @@
 #ifndef PENSTOCK_BUFFERS_H_
 #define PENSTOCK_BUFFERS_H_
 
+#include <algorithm>
+
 #include "attention_pages.h"
 #include "binding.h"
 #include "quantized.h"
@@ -47,6 +49,11 @@ xla::ffi::Error OfPages(xla::ffi::DataType type, xla::ffi::DataType pages, Run r
 
 // Returns null for an empty buffer, which stands for something that a layer does not have.
 inline const float* OrNull(const F32& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
+
+// Returns how many of `all` rows there are: the only number in `counts`, or all of them if it has none.
+inline int64_t RowsOf(const S32& counts, int64_t all) {
+  return counts.element_count() == 1 ? std::clamp<int64_t>(counts.typed_data()[0], 0, all) : all;
+}
 
 inline ScaleType ScaleTypeOf(const xla::ffi::AnyBuffer& scales) {
   if (scales.element_type() == xla::ffi::F32) return ScaleType::kFloat;

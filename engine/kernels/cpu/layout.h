@@ -32,8 +32,10 @@
   UPDATE(F32, key_scales) UPDATE(F32, value_scales)                                                     \
   ATTRIBUTE(float, scale) ATTRIBUTE(int64_t, window) ATTRIBUTE(float, soft_cap)
 
-#define PENSTOCK_TABLE_PackedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE) \
-  OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, weights) OPERAND(F32, bias) RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
+// `num_rows` is how many rows there are, behind which y is undefined; or it is empty, and all are.
+#define PENSTOCK_TABLE_PackedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                                 \
+  OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, weights) OPERAND(F32, bias) OPERAND(S32, num_rows)           \
+  RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
 
 // `bias` is [groups, panels * kPanel], or empty.
 #define PENSTOCK_TABLE_GroupedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                                \
@@ -41,7 +43,7 @@
   RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
 
 // `bytes` and `row_scales` are for quantized rows, `row_sums` [rows, groups] for those whose weights have offsets, and all
-// are empty otherwise; without `group_sizes` there is one group.
+// are empty otherwise; without `group_sizes` there is one group of all rows.
 #define PENSTOCK_TABLE_QuantizedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                              \
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, codes) OPERAND(AnyBuffer, scales) OPERAND(AnyBuffer, offsets) \
   OPERAND(F32, bias) OPERAND(S32, group_sizes)                                                          \

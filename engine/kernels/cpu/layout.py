@@ -141,7 +141,7 @@ ATTENTION_INT8 = Kernel(
 MATMUL = Kernel(
     "PackedMatmul",
     (
-        *rows("operand", ANY, "x", "weights"), *rows("operand", F32, "bias"),
+        *rows("operand", ANY, "x", "weights"), *rows("operand", F32, "bias"), *rows("operand", S32, "num_rows"),
         *rows("result", ANY, "y"), *rows("attribute", INTEGER, "gate"),
     ),
 )  # fmt: skip

@@ -24,7 +24,8 @@ auto StoreInto(U* y, int64_t columns) {
 ffi::Error PackedMatmul(PENSTOCK_PARAMETERS(PackedMatmul)) {
   if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
-  const int64_t rows = x_dims[0], depth = x_dims[1], panels = w_dims.front();
+  const int64_t rows = RowsOf(num_rows, x_dims[0]);
+  const int64_t depth = x_dims[1], panels = w_dims.front();
   if (panels * depth * kPanel != static_cast<int64_t>(weights.element_count()))
     return ffi::Error::InvalidArgument("weights of another shape");
   const Matmul matmul{depth, panels, y_dims[1], Gate{gate}, bias.element_count() ? bias.typed_data() : nullptr};

@@ -16,11 +16,11 @@ struct Task {
   int64_t group, first_row, num_rows;  // group: rows with weights of their own
 };
 
-// Tasks for rows that are sorted by group; without sizes there is one group of all rows. Rows after all groups are left
-// as they are, and the weights of a group without rows are not touched.
+// Tasks for rows that are sorted by group, of which there may be one. Rows after all groups are left as they are, and the
+// weights of a group without rows are not touched.
 std::vector<Task> TasksOf(S32& sizes, int64_t rows, int64_t panels, int64_t threads) {
   std::vector<Task> tasks;
-  const bool is_grouped = sizes.element_count() > 0;
+  const bool is_grouped = sizes.element_count() > 1;
   const int64_t groups = is_grouped ? static_cast<int64_t>(sizes.element_count()) : 1;
   const int64_t rows_each = is_grouped ? kRowsPerTask : Grid(rows, panels, threads).rows_each;
   int64_t row = 0;
@@ -57,7 +57,7 @@ void RunTasks(ffi::ThreadPool& pool, const std::vector<Task>& tasks, const Matmu
 }
 
 ffi::Error QuantizedMatmul(PENSTOCK_PARAMETERS(QuantizedMatmul)) {
-  const int64_t rows = x.dimensions()[0], depth = x.dimensions()[1];
+  const int64_t rows = RowsOf(group_sizes, x.dimensions()[0]), depth = x.dimensions()[1];
   const auto code_dims = codes.dimensions(), scale_dims = scales.dimensions();
   const int64_t panels = code_dims[code_dims.size() - 3];
   const int64_t groups = scale_dims[scale_dims.size() - 2];

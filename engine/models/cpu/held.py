@@ -37,7 +37,12 @@ class Panels(Held):
     def multiply(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
     ) -> jax.Array:
-        operands = {"x": x, "weights": arrays["weights"], "bias": value_or_empty(bias)}
+        return self.multiply_first(x, arrays, bias, dtype, _all_rows())
+
+    def multiply_first(
+        self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, num_rows: jax.Array
+    ) -> jax.Array:
+        operands = {"x": x, "weights": arrays["weights"], "bias": value_or_empty(bias), "num_rows": num_rows}
         return MATMUL(operands, {"y": self._result(x, dtype)}, gate=self.gate)[0]
 
     def multiply_groups(
@@ -81,7 +86,12 @@ class QuantizedPanels(Panels):
     def multiply(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
     ) -> jax.Array:
-        return self._multiply(x, arrays, bias, dtype, jnp.zeros((0,), jnp.int32))
+        return self._multiply(x, arrays, bias, dtype, _all_rows())
+
+    def multiply_first(
+        self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, num_rows: jax.Array
+    ) -> jax.Array:
+        return self._multiply(x, arrays, bias, dtype, num_rows)
 
     def multiply_groups(
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
@@ -144,6 +154,11 @@ class QuantizedPanels(Panels):
 def splits_of(sizes: Sequence[int], gate: int) -> tuple[int, ...]:
     """Returns the columns of each result, from those of each weight."""
     return tuple(sizes) if gate == NOT_GATED else (sizes[0],)
+
+
+def _all_rows() -> jax.Array:
+    """Returns what kernels read as no number of rows."""
+    return jnp.zeros((0,), jnp.int32)
 
 
 def result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:

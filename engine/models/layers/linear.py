@@ -47,6 +47,12 @@ class Held(ABC):
     ) -> jax.Array:
         """Returns `x @ weight + bias`, summed in f32 and rounded once to `dtype`."""
 
+    def multiply_first(
+        self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, num_rows: jax.Array
+    ) -> jax.Array:
+        """Multiplies the first `num_rows` rows, i32 `[1]`, and others where that is quicker; those are undefined."""
+        return self.multiply(x, arrays, bias, dtype, None)
+
     @abstractmethod
     def multiply_groups(
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
@@ -151,6 +157,10 @@ class Linear(Weight):
     def wide(self, x: jax.Array) -> jax.Array:
         """Returns the result in f32, as it was summed."""
         return self(x, F32)
+
+    def wide_first(self, x: jax.Array, num_rows: jax.Array) -> jax.Array:
+        """Returns the results of the first `num_rows` rows, i32 `[1]`, in f32. The others are undefined."""
+        return self.held.multiply_first(x, self.arrays, self.bias_value, F32, num_rows)
 
     def columns(self, numbers: jax.Array) -> jax.Array:
         """Returns columns of the weight, `[len(numbers), in]`."""

@@ -67,6 +67,17 @@ def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
+def test_the_first_rows_are_those_of_all(dtype: str) -> None:
+    layer, x = linear(48, 130, dtype, bias=True), tokens(70, 48, dtype)
+    for each in (layer, joined(width(), layer)):
+        whole = each.wide(x)
+        for count in (0, 1, 5, 69, 70, 99):
+            first = each.wide_first(x, jnp.asarray([count]))
+            np.testing.assert_array_equal(first[:count], whole[:count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_tokens", [1, 5, 6, 17, 97, 200])
 def test_a_packed_product_is_the_product(num_tokens: int, dtype: str) -> None:
     layer, x = linear(600, 130, dtype, bias=True), tokens(num_tokens, 600, dtype)

@@ -79,6 +79,9 @@ def test_a_product_is_that_of_the_values(name: str, dtype: str) -> None:
         expected = layer.wide(x) if packing.has_int8_activations else np.asarray(x, np.float64) @ weight.T + bias
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
         np.testing.assert_array_equal(packed(x), found.astype(dtype))
+        for count in {1, num_rows // 2, num_rows + 1}:
+            first = packed.wide_first(x, jnp.asarray([count]))
+            np.testing.assert_array_equal(first[:count], found[:count])
     np.testing.assert_array_equal(packed.columns(jnp.arange(OUT)), weight_of(layer))
 
 
