@@ -111,7 +111,8 @@ def context_of(model: Any, setup: Setup) -> tuple[Any, int, int]:
     Each sequence has its own cache if those fit, as attention then reads nothing of the others.
     """
     num_layers, num_heads = llama.llama_model_n_layer(model), llama.llama_model_n_head_kv(model)
-    head_dim = int(meta(model, f"{meta(model, 'general.architecture')}.attention.key_length"))
+    stated = meta(model, f"{meta(model, 'general.architecture')}.attention.key_length")
+    head_dim = int(stated) if stated else llama.llama_model_n_embd(model) // llama.llama_model_n_head(model)
     params = llama.llama_context_default_params()
     params.type_k = params.type_v = llama.GGML_TYPE_F32 if setup.dtype == "float32" else llama.GGML_TYPE_F16
     token_bytes = 2 * num_layers * num_heads * head_dim * (4 if setup.dtype == "float32" else 2)
@@ -127,9 +128,10 @@ def context_of(model: Any, setup: Setup) -> tuple[Any, int, int]:
 
 
 def meta(model: Any, key: str) -> str:
+    """Returns a value of the file's metadata; empty if there is none."""
     buffer = bytes(256)
     length = llama.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer[:length].decode()
+    return buffer[: max(0, length)].decode()
 
 
 def run(server: Server, wanted: list[Wanted]) -> list[Got]:
