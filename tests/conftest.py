@@ -15,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 import structlog
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from redis import Redis as BlockingRedis
 
 from penstock.local.embedded import EmbeddedServer
@@ -65,6 +67,15 @@ PROPERTIES: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypoth
 hypothesis.settings.register_profile("same", derandomize=True, **PROPERTIES)
 hypothesis.settings.register_profile("anew", print_blob=True, **PROPERTIES)
 hypothesis.settings.load_profile("same")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """Keeps Hypothesis from drawing constants of the modules that happen to be imported, where examples should be the
+    same. It has no setting for that.
+    """
+    if hypothesis.settings.get_current_profile_name() == "same":
+        vars(providers)["_get_local_constants"] = Constants
 
 
 @pytest.hookimpl(wrapper=True)
