@@ -249,6 +249,20 @@ def own_logs() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def own_signals_and_garbage() -> Iterator[None]:
+    """Undoes after each test how a command of the test handles signals and has garbage collected: a chaos run and a
+    benchmark set both for their process, which here is that of later tests too.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scrape of a worker or gateway in the test's own process waits for Redis for as long as a test does.
