@@ -13,14 +13,8 @@ from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, Packing
 
 LANES, SUBLANES = 128, 8  # in a tile of memory
 CODE_ROWS = 32  # rows of bytes in a tile of memory
-GROUPS = (
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-)  # inputs that share a scale: whole tiles of f32, of which there are 8 in a chunk of `Tile`
+# Inputs that share a scale: whole tiles of f32, and whole chunks of `Tile`.
+GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SCALES = (*FLOATS, "e8m0")
 FP8_OF_CHIPS = {"TPU7x": "float8_e4m3fn"}  # by kind of device
 FP8 = "float8_e4m3b11fnuz"  # of all others: it is that of TPU7x over 16, except for the code 0x80, which is no number

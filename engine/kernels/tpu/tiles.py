@@ -23,7 +23,7 @@ from penstock.engine.kernels.tpu.unpacking import offsets_of, scales_of, values_
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
 OUTPUTS_AT_ONCE = 256  # a matrix unit's width
-INPUTS_AT_ONCE = 2048  # unpacked in one block of code; whole tiles of groups of each supported size
+INPUTS_AT_ONCE = 2048  # unpacked in one block of code; whole groups of each supported size
 
 
 def tile_outputs(num_rows: int, num_lanes: int) -> int:
@@ -36,7 +36,7 @@ def scale_scratch(form: KernelForm, num_groups: int, num_outputs: int) -> list[A
     """Returns the scratch of a Tile's `rows`."""
     if form.packing.group == 0:
         return []
-    return [pltpu.VMEM((num_groups, num_outputs), F32) for _ in form.names[1:]]
+    return [pltpu.VMEM((num_outputs // LANES, num_groups, LANES), F32) for _ in form.names[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Tile:
     form: KernelForm
     codes: Ref  # [rows, outputs]
     held: list[Ref]  # scales and offsets: [groups, outputs], or [groups, blocks] of all blocks of outputs; padded
-    rows: list[Ref]  # f32 [groups, outputs]: what `load_scales` makes of `held`, if there are groups
+    rows: list[Ref]  # f32 [outputs / LANES, groups, LANES]: what `load_scales` makes of `held`, if there are groups
     first: Any  # i32: the weight's output that is first in the tile
 
     @property
@@ -56,13 +56,12 @@ class Tile:
     def load_scales(self) -> None:
         """Converts scales and offsets to f32: once for a tile, whatever multiplies by it."""
         for held, rows, convert in zip(self.held, self.rows, (scales_of, offsets_of), strict=False):
-            if self.form.packing.rows <= 1:
-                rows[...] = convert(self.form, held[...])
-                continue
-            for start in range(0, rows.shape[1], LANES):
-                block = lax.div(self.first + start, self.form.packing.rows)
-                column = _column(convert(self.form, held[...]), block)
-                rows[:, start : start + LANES] = jnp.broadcast_to(column, (rows.shape[0], LANES))
+            for number in range(rows.shape[0]):
+                if self.form.packing.rows <= 1:
+                    rows[number] = convert(self.form, held[:, number * LANES : (number + 1) * LANES])
+                    continue
+                block = lax.div(self.first + number * LANES, self.form.packing.rows)
+                rows[number] = jnp.broadcast_to(_column(convert(self.form, held[...]), block), rows.shape[1:])
 
     def multiply(
         self,
@@ -109,11 +108,16 @@ class Tile:
         size, width = values.shape
 
         def spread(rows: Ref) -> jax.Array:
-            found = rows[pl.ds(_quotient(start, group), -(-size // group)), lanes]
-            sizes = [min(group, size - place) for place in range(0, size, group)]
-            return jnp.concatenate(
-                [jnp.broadcast_to(found[i : i + 1], (num, width)) for i, num in enumerate(sizes)], axis=0
-            )
+            """Loads each group's row into all sublanes, which costs the vector units nothing."""
+            first, column = _quotient(start, group), _quotient(lanes.start, LANES)
+            columns = []
+            for number in range(width // LANES):
+                parts = []
+                for place in range(0, size, group):
+                    row = rows[column + number, pl.ds(first + place // group, 1)]
+                    parts.append(jnp.broadcast_to(row, (min(group, size - place), LANES)))
+                columns.append(jnp.concatenate(parts, axis=0))
+            return jnp.concatenate(columns, axis=1)
 
         scales, *offsets = self.rows
         if not offsets:

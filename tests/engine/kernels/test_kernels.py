@@ -52,8 +52,8 @@ def held_of(form: KernelForm, leaves: dict[str, jax.Array], num_out: int) -> dic
 
 @pytest.mark.parametrize(
     ("name", "num_tokens", "num_out", "num_in"),
-    # whole tiles; the last ones cut; few rows and many tokens
-    pairs(FORMS, [(16, 256, 512), (5, 200, 2304), (600, 48, 256)]),
+    # whole tiles; the last ones cut, in several blocks of inputs; few rows and many tokens
+    pairs(FORMS, [(16, 256, 512), (5, 200, 4352), (600, 48, 256)]),
 )
 def test_a_layer_of_a_stack_is_multiplied_by(name: str, num_tokens: int, num_out: int, num_in: int) -> None:
     packing, form = FORMS[name], KernelForm(FORMS[name])
