@@ -2,8 +2,9 @@
 
     python -m benchmarks.second_start --model tiny --dtype bfloat16
 
-Each start is a process of its own; a round is a first and a second start. Seconds from the checkpoint on disk to an
-engine that is warmed up, medians over rounds; C++ kernels are built in a first start. Appends to
+Each start is a process of its own; a round is a first and a second start. Seconds from the process's start to an engine
+that is warmed up, by part, medians over rounds; C++ kernels are built in a first start. `beyond reading` is all of it
+but reading the checkpoint's bytes once, which is timed before each start. Appends to
 `benchmarks/results/second_start.jsonl`.
 """
 
@@ -31,44 +32,56 @@ def main() -> None:
     parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--start", type=Path, metavar="CACHE", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--start", nargs=2, metavar=("CACHE", "SINCE"), help=argparse.SUPPRESS)  # a process of its own
     arguments = parser.parse_args()
     folder = preset_dir(arguments.model, arguments.dtype, preset_root())
     if arguments.start is not None:
-        print(json.dumps(start(folder, arguments.dtype, arguments.start)))
+        cache, since_s = arguments.start
+        print(json.dumps(start(folder, arguments.dtype, Path(cache), float(since_s))))
         return
     rounds = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as cache:
-            rounds.append([start_apart(arguments, cache) for _ in ("first", "second")])
+            rounds.append([start_apart(arguments, folder, cache) for _ in ("first", "second")])
     rows = [
-        {"start": name, "load s": round(median(load_s), 2), "warm-up s": round(median(warm_s), 2)}
+        {"start": name} | {part: round(median(each[part] for each in starts), 2) for part in starts[0]}
         for name, starts in zip(("first", "second"), zip(*rounds, strict=True), strict=True)
-        for load_s, warm_s in [zip(*starts, strict=True)]
     ]
-    ratio = median(sum(second) / sum(first) for first, second in rounds)
+    ratio = median(second["whole s"] / first["whole s"] for first, second in rounds)
     title = f"{arguments.model} {arguments.dtype}, {arguments.rounds} rounds: second over first start {ratio:.2f}"
     Console().print(table_of(title, rows))
     options = {"model": arguments.model, "dtype": arguments.dtype, "rounds": arguments.rounds}
     append_result(RESULTS / "second_start.jsonl", {"options": options, "rows": rows, "ratio": ratio})
 
 
-def start_apart(arguments: argparse.Namespace, cache: str) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.second_start", "--start", cache]
+def start_apart(arguments: argparse.Namespace, folder: Path, cache: str) -> dict[str, float]:
+    """Returns the seconds of a start in another process, by part."""
+    reading_s = seconds_to_read(folder)
+    command = [sys.executable, "-m", "benchmarks.second_start", "--start", cache, str(time.time())]
     command += ["--model", arguments.model, "--dtype", arguments.dtype]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return seconds
+    parts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    whole_s = sum(parts.values())
+    return {"reading s": reading_s, **parts, "whole s": whole_s, "beyond reading s": whole_s - reading_s}
 
 
-def start(folder: Path, dtype: str, cache: Path) -> list[float]:
-    """Returns the seconds of loading and of warm-up."""
+def seconds_to_read(folder: Path) -> float:
+    """Returns the seconds of reading the files once, from wherever the system holds them."""
+    begun_s = time.perf_counter()
+    for file in folder.iterdir():
+        file.read_bytes()
+    return time.perf_counter() - begun_s
+
+
+def start(folder: Path, dtype: str, cache: Path, since_s: float) -> dict[str, float]:
+    """Returns the seconds of imports, counted from `since_s`, of loading and of warm-up."""
+    imported_s = time.time() - since_s
     settings = EngineConfig(dtype=dtype, max_model_len=1024, kv_cache_bytes=2**30, compile_cache_dir=cache)
     begun_s = time.perf_counter()
     engine = Engine.from_checkpoint(folder, settings)
     loaded_s = time.perf_counter()
     engine.warm_up()
-    return [loaded_s - begun_s, time.perf_counter() - loaded_s]
+    return {"imports s": imported_s, "load s": loaded_s - begun_s, "warm-up s": time.perf_counter() - loaded_s}
 
 
 if __name__ == "__main__":
