@@ -119,6 +119,34 @@ def test_operations_read_what_was_there_before_their_bundle() -> None:
     assert schedule.run({1: [5, 9]}).cycles == len(schedule.bundles)  # not skipped: all held
 
 
+def test_a_loop_may_count_in_the_bundle_that_it_begins_with() -> None:
+    text = written(
+        "%s1_s0 = smov 0",
+        ("%s3_s0 = sadd.s32 1, %s2_s0  ;;  %s2_s0 = sphi %s1_s0, %s3_s0", "/* Start region 1 */"),
+        "%p4_p0 = scmp.ge.s32.totalorder %s3_s0, 6",
+        "%5 = sbr.rel (!%p4_p0) target = $region1",
+    )
+    schedule = Schedule.of("counts", text)
+    assert schedule.run().trips(schedule.loops[0]) == 6
+
+
+@pytest.mark.parametrize(("made", "cycles"), [(0x3F800000, 5 + 4 + 1), (0, 5 + 4)])  # 1.0 is more than 0.0
+def test_scalars_of_vectors_and_remainders_may_decide_too(made: int, cycles: int) -> None:
+    """The branch leads to an empty region at the end, which is named nowhere."""
+    text = written(
+        "%1 = vpush %v1_v0  ;;  %2 = sdivrem.u32 17, 5",
+        "%s3_s0 = spop %1  ;;  %s4_s1 = spop.drf %2",
+        "%p5_p0 = scmp.gt.f32.partialorder %s3_s0, 0.0  ;;  %p6_p1 = scmp.eq.s32.totalorder %s4_s1, 2",
+        "%p7_p2 = pnand %p5_p0, %p6_p1",
+        "%8 = sbr.rel (%p7_p2) target = $region8",
+        ("%9 = sfence", "/* Start region 7 :: End region 7 */"),
+    )
+    schedule = Schedule.of("vectors", text)
+    assert schedule.run(from_vectors=made).cycles == cycles
+    with pytest.raises(ScheduleError, match="spop"):
+        schedule.run()
+
+
 def test_what_is_not_known_is_an_error_and_never_a_guess() -> None:
     unknown = written(
         "%s1_s0 = vpop.sfrf %1",

@@ -19,6 +19,7 @@ from penstock.engine.errors import EngineError
 
 _HEAD = re.compile(r"^ *(0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *([> ]*)\{", re.MULTILINE)
 _STARTED = re.compile(r"Start(?:/End empty)? region (\d+)")
+_ENDED = re.compile(r"End region (\d+)")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _RESULT = re.compile(r"(%\w+) = (.*)", re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(%p\w+|[01])(?:, (%?[\w.-]+))?\)")
@@ -42,11 +43,17 @@ class Predicate:
 @dataclass(frozen=True, slots=True)
 class Operation:
     opcode: str
-    result: str | None  # None: it has none
+    result: str | None  # a value, as `%s4_s2`, or what a later operation waits for, as `%231`
     operands: tuple[str, ...]
     predicate: Predicate | None
-    target: str | None = None  # of a branch: a region's number
+    target: int | None = None  # of a branch: a region
     input_index: int | None = None  # of an operand of the kernel
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the scalar unit has a part in it."""
+        has_scalar = self.result is not None and self.result[1] in "sp"
+        return has_scalar or self.target is not None or self.is_transfer or self.opcode.startswith(("sst", "sdivrem"))
 
     @property
     def is_spill(self) -> bool:
@@ -75,7 +82,8 @@ class Bundle:
     address: int
     depth: int  # loops around it
     operations: tuple[Operation, ...]
-    regions: tuple[str, ...]  # those that begin here
+    regions: tuple[int, ...]  # those that begin here
+    ends: tuple[int, ...]  # the regions whose last bundle it is
 
 
 def bundles_of(text: str) -> tuple[Bundle, ...]:
@@ -94,7 +102,8 @@ def _bundles(text: str) -> Iterator[Bundle]:
         code = _COMMENT.sub("", body)
         code = code[: code.rfind("}")]
         operations = tuple(_operation(part.strip()) for part in code.split(";;") if part.strip())
-        yield Bundle(int(head[1], 16), head[2].count(">"), operations, tuple(_STARTED.findall(body)))
+        started, ended = (tuple(map(int, found.findall(body))) for found in (_STARTED, _ENDED))
+        yield Bundle(int(head[1], 16), head[2].count(">"), operations, started, ended)
 
 
 def _operation(code: str) -> Operation:
@@ -106,7 +115,6 @@ def _operation(code: str) -> Operation:
     branch, found = _TARGET.search(arguments), _PREDICATE.search(arguments)
     predicate = Predicate(found[2], bool(found[1]), found[3]) if found else None
     if branch:
-        return Operation(opcode, None, (), predicate, target=branch[1])
+        return Operation(opcode, None, (), predicate, target=int(branch[1]))
     operands = _OPERAND.findall(_PREDICATE.sub("", _ANNOTATION.sub("", arguments)))
-    has_value = result is not None and not result[1:].isdecimal()
-    return Operation(opcode, result if has_value else None, tuple(operands), predicate)
+    return Operation(opcode, result, tuple(operands), predicate)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ Value = int | bool | None  # None: unknown
 GRANULE_BYTES = 32
 """What the sizes of transfers count in. v5e and v6e: a page of 64 keys says so."""
 
+_BITS, _FLOAT = struct.Struct("<i"), struct.Struct("<f")
 _SPACE = 2**18  # words of SMEM, and so the distance between allocations
 _ADDRESS = re.compile(r"#(allocation\d+\w*)|\$?(0x[0-9a-f]+)|(%\w+)|(\d+)")
 _UNSIGNED = 2**32 - 1
@@ -41,11 +43,10 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "sshra": lambda a, b: a >> min(b, 31),
     "smin": min,
     "smax": max,
-    "sdiv": lambda a, b: a // b,
-    "srem": lambda a, b: a % b,
+    "smulhi": lambda a, b: a * b >> 32,
     "scalar_lea": operator.add,
 }
-_MOVES = ("smov", "pmov", "int_to_ptr", "ptr_to_int", "sphi")
+_MOVES = ("smov", "pmov", "int_to_ptr", "ptr_to_int")
 
 
 @dataclass(slots=True)
@@ -53,15 +54,17 @@ class ScalarUnit:
     """Registers and SMEM. `inputs` are the kernel's operands that are read as scalars, by their index."""
 
     inputs: Mapping[int, Sequence[int]]
+    from_vectors: int | None = None  # what a scalar that the vector unit made is taken to be; None: unknown
     transfers: Counter[str] = field(default_factory=Counter)  # DMAs that were started, by kind
     transfer_bytes: Counter[str] = field(default_factory=Counter)
     unknown: set[str] = field(default_factory=set)  # opcodes whose results are not modelled
     _registers: dict[str, Value] = field(default_factory=dict)
     _memory: dict[int, Value] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)
+    _remainders: dict[str, Value] = field(default_factory=dict)  # by the divisions that made them
     _input_at: dict[int, int] = field(default_factory=dict)  # an operand's index by its address
 
-    def run(self, bundle: Bundle) -> str | None:
+    def run(self, bundle: Bundle) -> int | None:
         """Executes a bundle. Returns the region that it branches to, or None.
 
         Raises:
@@ -79,10 +82,14 @@ class ScalarUnit:
                         f"not known: {', '.join(sorted(self.unknown)) or 'memory that nothing wrote'}"
                     )
                 target = operation.target if holds else target
+            elif operation.opcode == "sphi":  # both ways into a loop leave it in the register of the result
+                continue
             elif operation.result is not None and operation.result[1] in "sp":
                 made[operation.result] = self._result(operation, made)
             elif operation.opcode == "sst":
                 stores += self._stored(operation, made)
+            elif operation.opcode.startswith("sdivrem."):
+                self._remainders[operation.result or ""] = self._remainder(operation, made)
             elif operation.is_transfer:
                 self._transfer(operation, made)
         for name, value in made.items():
@@ -105,8 +112,10 @@ class ScalarUnit:
         values = [self._value(operand, made) for operand in operation.operands]
         if stem == "scmp":
             return _compared(kind, values)
-        if stem == "sphi":  # both ways into a loop leave it in the register of the result
-            return self._registers.get(_register(operation.result or ""))
+        if operation.opcode == "spop.drf":
+            return self._remainders.get(operation.operands[0])
+        if stem in ("spop", "vpop") and self.from_vectors is not None:
+            return self.from_vectors
         if stem in _MOVES:
             return values[0]
         if stem == "scalar_select":
@@ -126,6 +135,10 @@ class ScalarUnit:
         address = self._place(f"operand {index}")
         self._input_at[address] = self._input_at[_signed(address << 4)] = index
         return address
+
+    def _remainder(self, operation: Operation, made: Mapping[str, Value]) -> Value:
+        a, b = (self._value(operand, made) for operand in operation.operands[:2])
+        return None if a is None or not b else _signed((a & _UNSIGNED) % (b & _UNSIGNED))
 
     def _stored(self, operation: Operation, made: Mapping[str, Value]) -> list[tuple[int, Value]]:
         holds = self._holds(operation.predicate, made)
@@ -161,7 +174,8 @@ class ScalarUnit:
         if operand.startswith("["):
             return self._address(operand, made)
         try:
-            return _signed(int(operand, 0))
+            is_float = "." in operand
+            return _BITS.unpack(_FLOAT.pack(float(operand)))[0] if is_float else _signed(int(operand, 0))
         except ValueError:
             return None
 
@@ -195,6 +209,8 @@ def _compared(kind: str, values: Sequence[Value]) -> Value:
     relation, _, form = kind.partition(".")
     if form.startswith("u32"):
         a, b = a & _UNSIGNED, b & _UNSIGNED
+    if form.startswith("f32"):
+        a, b = (_FLOAT.unpack(_BITS.pack(value))[0] for value in (a, b))
     return _COMPARE[relation](a, b)
 
 
@@ -218,6 +234,4 @@ def _arithmetic(stem: str, kind: str, values: Sequence[Value]) -> Value:
         return None
     if kind == "u32":
         a, b = a & _UNSIGNED, b & _UNSIGNED
-    if stem in ("sdiv", "srem") and b == 0:
-        return None
     return _signed(_ARITHMETIC[stem](a, b))

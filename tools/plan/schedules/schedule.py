@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from penstock.tools.plan.schedules.bundles import Bundle, Operation, ScheduleError, bundles_of
 from penstock.tools.plan.schedules.scalar_unit import ScalarUnit
@@ -72,8 +73,12 @@ class Schedule:
         Regions never begin among them, and some region begins right after them.
         """
         starts = sorted({*(bundle.address for bundle in self.bundles if bundle.regions), len(self.bundles)})
-        branches = [bundle.address for bundle in self.bundles if any(op.target for op in bundle.operations)]
-        return min((starts[bisect_right(starts, address)] - address - 1 for address in branches), default=0)
+        return min((starts[bisect_right(starts, address)] - address - 1 for address, _ in self._branches), default=0)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often its text has a `spill`, a `fill`, a `transfer` and a `bounds check`."""
+        return _counted(self.bundles)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -83,29 +88,39 @@ class Schedule:
         ordered = sorted(longest.items())
         return tuple(self._loop(start, end, ordered) for start, end in ordered)
 
-    def run(self, inputs: Mapping[int, Sequence[int]] | None = None, *, max_cycles: int = MAX_CYCLES) -> Execution:
+    def run(
+        self,
+        inputs: Mapping[int, Sequence[int]] | None = None,
+        *,
+        from_vectors: int | None = None,
+        max_cycles: int = MAX_CYCLES,
+    ) -> Execution:
         """Follows the schedule for the tables in `inputs`: by their index, the operands that it reads as scalars.
+
+        `from_vectors` is what every scalar that the vector unit makes is taken to be, as the bits of an i32.
 
         Raises:
             ScheduleError: a branch depends on what is not known, or it takes more than `max_cycles`.
         """
-        unit, executed = ScalarUnit(inputs or {}), [0] * len(self.bundles)
-        address, landing, cycles = 0, None, 0
-        countdown = 0
+        unit, changes = ScalarUnit(inputs or {}, from_vectors), [0] * (len(self.bundles) + 1)
+        address, cycles = 0, 0
+        landing, end_of_slots = None, 0  # of a branch that was taken
         while address < len(self.bundles):
-            cycles += 1
+            region = unit.run(self.bundles[address]) if address in self._scalar else None
+            if region is not None:
+                landing, end_of_slots = self._start(region), address + 1 + self.delay_slots
+            after = address + 1 if landing is not None else self._next_scalar[address]
+            changes[address], changes[after], cycles = (
+                changes[address] + 1,
+                changes[after] - 1,
+                cycles + after - address,
+            )
+            address = after
+            if landing is not None and address == end_of_slots:
+                address, landing = landing, None
             if cycles > max_cycles:
                 raise ScheduleError(f"{self.name} takes more than {max_cycles} cycles, or never ends")
-            executed[address] += 1
-            if address in self._scalar:
-                region = unit.run(self.bundles[address])
-                if region is not None:
-                    landing, countdown = self._start(region), self.delay_slots + 1
-            address += 1
-            if landing is not None:
-                countdown -= 1
-                if countdown == 0:
-                    address, landing = landing, None
+        executed = list(accumulate(changes[:-1]))
         return Execution(
             tuple(executed),
             cycles,
@@ -126,24 +141,41 @@ class Schedule:
         )
 
     @cached_property
+    def _branches(self) -> list[tuple[int, int]]:
+        """Addresses of branches, and the regions that they lead to."""
+        targets = [(bundle.address, operation.target) for bundle in self.bundles for operation in bundle.operations]
+        return [(address, target) for address, target in targets if target is not None]
+
+    @cached_property
     def _back_branches(self) -> list[tuple[int, int]]:
         """First and last address of the body of each branch that goes back."""
-        branches = [(bundle.address, op.target) for bundle in self.bundles for op in bundle.operations if op.target]
+        branches = [
+            (bundle.address, op.target) for bundle in self.bundles for op in bundle.operations if op.target is not None
+        ]
         spans = [(self._start(target), address + self.delay_slots) for address, target in branches]
         return [(start, end) for start, end in spans if start <= end - self.delay_slots]
 
     @cached_property
     def _scalar(self) -> frozenset[int]:
         """Addresses of the bundles that the scalar unit has a part in."""
-        return frozenset(
-            bundle.address for bundle in self.bundles if any(_is_scalar(operation) for operation in bundle.operations)
-        )
+        return frozenset(b.address for b in self.bundles if any(operation.is_scalar for operation in b.operations))
 
     @cached_property
-    def _starts(self) -> dict[str, int]:
-        return {region: bundle.address for bundle in reversed(self.bundles) for region in bundle.regions}
+    def _next_scalar(self) -> list[int]:
+        """For each address, that of the next bundle behind it that the scalar unit has a part in, or the end."""
+        found, following = [0] * len(self.bundles), len(self.bundles)
+        for address in reversed(range(len(self.bundles))):
+            found[address] = following
+            following = address if address in self._scalar else following
+        return found
 
-    def _start(self, region: str) -> int:
+    @cached_property
+    def _starts(self) -> dict[int, int]:
+        """The first address of each region. One that is empty may be named nowhere: it follows the one before it."""
+        empty = {region + 1: bundle.address + 1 for bundle in self.bundles for region in bundle.ends}
+        return empty | {region: bundle.address for bundle in reversed(self.bundles) for region in bundle.regions}
+
+    def _start(self, region: int) -> int:
         if region not in self._starts:
             raise ScheduleError(f"{self.name} branches to region {region}, which begins nowhere")
         return self._starts[region]
@@ -154,6 +186,10 @@ class Schedule:
         )
 
 
+def _counted(bundles: Sequence[Bundle]) -> Counter[str]:
+    return Counter(kind for bundle in bundles for operation in bundle.operations for kind in _kinds(operation))
+
+
 def _kinds(operation: Operation) -> list[str]:
     named = {
         "spill": operation.is_spill,
@@ -162,9 +198,3 @@ def _kinds(operation: Operation) -> list[str]:
         "bounds check": operation.is_bounds_check,
     }
     return [name for name, holds in named.items() if holds]
-
-
-def _is_scalar(operation: Operation) -> bool:
-    if operation.result is not None:
-        return operation.result[1] in "sp"
-    return operation.target is not None or operation.opcode == "sst" or operation.is_transfer
