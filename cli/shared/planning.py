@@ -20,6 +20,7 @@ from penstock.engine.processors import num_processors
 from penstock.local.console import console
 from penstock.local.progress import shown
 from penstock.tools.plan import (
+    PUBLISHED,
     Plan,
     Simulated,
     Trace,
@@ -121,6 +122,9 @@ def _show(screen: Console, made: Plan) -> None:
         )
     expected = "bytes, matmuls, or XLA (cycles that the compiler expects) and kernels"
     screen.print(f"[dim]A step takes the longest of {expected}, and then links. Nothing was measured.[/]")
+    attention = "its schedule" if made.prefill.has_schedule else "bytes and FLOPs: its geometry is not in the table"
+    screen.print(f"[dim]Attention counts by {attention}. Unknown: waits within kernels, the host, the runtime.[/]")
+    screen.print(f"[dim]Expected: the bound over the shares of it that others published. {_published()}.[/]")
 
 
 def _kinds(made: Plan) -> Iterator[str]:
@@ -179,7 +183,19 @@ def _buckets(made: Plan) -> Table:
 
 
 def _steps(made: Plan) -> Table:
-    headings = ("bytes ms", "matmul ms", "XLA ms", "kernels ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
+    headings = (
+        "bound ms",
+        "expected ms",
+        "bytes ms",
+        "matmul ms",
+        "XLA ms",
+        "kernels ms",
+        "links ms",
+        "GB",
+        "over ideal",
+        "TFLOP",
+        "tokens/s",
+    )
     table = Table("step", "ms", *headings)
     kinds = (
         ("", made.decode),
@@ -190,9 +206,13 @@ def _steps(made: Plan) -> Table:
     steps = [(f"decode {s.num_tokens} x {s.context}{kind}", s) for kind, found in kinds for s in found]
     for name, step in [*steps, ("prefill", made.prefill)]:
         of, total = step.time, step.seconds
-        times = [total, of.memory_s, of.compute_s, of.xla_s, of.kernels_s, of.collective_s]
+        low, high = step.expected_s
+        times = [of.memory_s, of.compute_s, of.xla_s, of.kernels_s, of.collective_s]
         table.add_row(
             f"{name} {step.num_tokens}" if name == "prefill" else name,
+            f"{1e3 * total:.2f}",
+            f"{1e3 * step.bound_s:.2f}",
+            f"{1e3 * low:.1f} to {1e3 * high:.1f}" if step.context else "",
             *(f"{1e3 * value:.2f}" for value in times),
             f"{step.counted_bytes / 1e9:.2f}",
             f"{step.overhead:.3f}",
@@ -201,6 +221,13 @@ def _steps(made: Plan) -> Table:
         )
     table.caption = f"time to first token of {made.prefill.num_tokens} tokens: {1e3 * made.prefill.seconds:.1f} ms"
     return table
+
+
+def _published() -> str:
+    return "; ".join(
+        f"{row.model} on {row.topology}, {row.batch} x {row.context}: {1e3 * row.token_s:.1f} ms, {row.share:.2f}"
+        for row in PUBLISHED
+    )
 
 
 def _counts(kinds: Mapping[str, float]) -> str:

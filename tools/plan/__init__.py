@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.tools.plan.device.compiling import ALL_OPTIONS, Bucket
+from penstock.tools.plan.device.published import PUBLISHED
 from penstock.tools.plan.device.topology import has_libtpu
 from penstock.tools.plan.models import planned_model
 from penstock.tools.plan.plan import Plan, plan
@@ -15,6 +16,7 @@ from penstock.tools.plan.traces import Trace, read_trace
 __all__ = [
     "ALL_OPTIONS",
     "PRESETS",
+    "PUBLISHED",
     "Bucket",
     "Plan",
     "Simulated",

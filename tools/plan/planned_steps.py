@@ -26,6 +26,7 @@ from penstock.engine.models import ModelConfig
 from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.tools.plan.device.attention_schedule import AttentionSchedule
 from penstock.tools.plan.device.roofline import (
     KernelWork,
     Programs,
@@ -66,6 +67,7 @@ class PlannedSteps:
             self._features[attention.sliding_window] += attention.num_mixed
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
         self._key_flops = attention_flops(self._model, 1) / self._devices
+        self._schedule = AttentionSchedule(deployment, plan.chip)
         self._padded_flops = lru_cache(maxsize=None)(self._flops)
         self._step_programs = lru_cache(maxsize=None)(self._programs)
         self._experts = lru_cache(maxsize=None)(self._expert_load)
@@ -76,10 +78,10 @@ class PlannedSteps:
         num_tokens = num_rows if shape.num_steps > 1 else self.geometry.token_bucket(shape.num_tokens)
         later = shape.num_steps // 2  # half-way through the steps, contexts are longer by this
         is_loop = shape.num_steps > 1
-        pages = sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
-        attention = KernelWork(
-            pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks)
-        )
+        chunks = [(start + later, count) for start, count in shape.chunks]
+        pages = sum(self._kv_bytes(start) + (count - 1) * self._token_bytes for start, count in chunks)
+        cycles = self._schedule.cycles(chunks) or 0.0
+        attention = KernelWork(pages, self._key_flops * sum(self._mean_keys(*chunk) for chunk in chunks), cycles)
         links_s = self._waited_s(num_tokens, is_loop)
         if num_rows:
             links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.engine.models import layer_groups
 from penstock.tools.plan.device.chips import SOURCE
+from penstock.tools.plan.device.published import PUBLISHED
 from penstock.tools.plan.device.roofline import Step
 from penstock.tools.plan.plan import Plan
 
@@ -71,6 +72,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "decode_filtered": [_step(step) for step in plan.decode_filtered],
         "decode_one_asks": [_step(step) for step in plan.decode_one_asks],
         "decode_all_options": [_step(step) for step in plan.decode_all_options],
+        "published": [dataclasses.asdict(row) for row in PUBLISHED],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
     }
 
@@ -78,5 +80,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 def _step(step: Step) -> dict[str, Any]:
     figures = dataclasses.asdict(step)
     parts = figures.pop("time")
-    derived = {"seconds": step.seconds, "tokens_per_s": step.tokens_per_s, "bytes_over_ideal": step.overhead}
+    derived = {
+        "expected_s": list(step.expected_s),
+        "seconds": step.seconds,
+        "tokens_per_s": step.tokens_per_s,
+        "bytes_over_ideal": step.overhead,
+    }
     return {**figures, **parts, **derived}

@@ -23,7 +23,8 @@ The formulas can be checked by hand. They are per device, with n devices of one 
 - At the roofline a step takes the longer of bytes / bandwidth and FLOPs / peak, over everything it moves and computes.
 - The second estimate is the compiler's: cycles / clock of all XLA code in the step, waiting for memory included, plus
   kernels, which have no cycles and run between XLA's fusions. Each kind of kernel takes the longer of bytes / bandwidth
-  and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above. Grouped matmuls have the
+  and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above; if its geometry is in the
+  table of schedules, it takes no less than cycles / clock (`attention_schedule.py`). Grouped matmuls have the
   experts that have rows, and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the
   FLOPs that they state. What the compiler has no estimate of counts like these, and so do XLA's matmuls with int8
   weights: all quantized weights count by one rule.
@@ -48,8 +49,10 @@ from penstock.engine.attention import kv_head_bytes
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.models import AttentionConfig, ModelConfig, layer_groups, matmul_parameters
 from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.tools.plan.device.attention_schedule import AttentionSchedule
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.hlo import Traffic
+from penstock.tools.plan.device.published import expected_s
 from penstock.tools.plan.device.weights import grouped_matmul_bytes, step_weight_bytes
 
 
@@ -59,10 +62,12 @@ class KernelWork:
 
     num_bytes: float = 0.0  # to and from HBM
     flops: float = 0.0
+    cycles: float = 0.0  # of their schedules; 0: not known
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the time at the roofline."""
-        return max(self.num_bytes / chip.hbm_bytes_per_s, self.flops / chip.bf16_flops_per_s)
+        """Returns the time at the roofline, or that of the schedules if it is longer."""
+        roofline = max(self.num_bytes / chip.hbm_bytes_per_s, self.flops / chip.bf16_flops_per_s)
+        return max(roofline, self.cycles / chip.clock_hz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,8 @@ class Step:
 
     num_tokens: int
     context: int
+    bound_s: float  # of the ideal bytes or all FLOPs, whichever takes longer
+    has_schedule: bool  # whether attention counts by its schedule too
     ideal_bytes: int  # weights once, live KV once, new KV once, states read and written
     counted_bytes: int  # from the compiled HLO, plus pages and experts that kernels move
     flops: float
@@ -148,6 +155,12 @@ class Step:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.seconds
+
+    @property
+    def expected_s(self) -> tuple[float, float]:
+        """The range that published figures of other stacks suggest (`published.py`), no less than its own estimate."""
+        low, high = expected_s(self.bound_s)
+        return max(low, self.seconds), max(high, self.seconds)
 
     @property
     def overhead(self) -> float:
@@ -174,9 +187,12 @@ def decode_step(
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
     keys_seen = batch * _mean_keys(model, lambda window: min(context, window))
+    cycles = AttentionSchedule(deployment, chip).cycles([(context, 1)] * batch) or 0.0
     work = StepWork(
         programs=Programs.of((backbone, head), weights),
-        attention=KernelWork(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
+        attention=KernelWork(
+            batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices, cycles
+        ),
         experts=expert_load(deployment, batch, backbone),
         flops=step_flops(model, batch, batch, keys_seen) / devices,
         collective_s=(collective_s(model, batch, devices, chip) if waited_s is None else waited_s)
@@ -202,9 +218,10 @@ def prefill_step(
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
     keys_seen = _mean_keys(model, lambda window: _pairs(num_tokens, window))
+    cycles = AttentionSchedule(deployment, chip).cycles([(0, num_tokens)]) or 0.0
     work = StepWork(
         programs=Programs.of(programs, weights),
-        attention=KernelWork(kv_bytes, attention_flops(model, keys_seen) / devices),
+        attention=KernelWork(kv_bytes, attention_flops(model, keys_seen) / devices, cycles),
         experts=expert_load(deployment, num_tokens, programs[0]) if programs else KernelWork(),
         flops=step_flops(model, num_tokens, 1, keys_seen) / devices,
         collective_s=(collective_s(model, num_tokens, devices, chip) if waited_s is None else waited_s)
@@ -214,7 +231,9 @@ def prefill_step(
 
 
 def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes: int) -> Step:
-    return Step(num_tokens, context, ideal_bytes, round(work.num_bytes), work.flops, work.time(chip))
+    bound_s = max(ideal_bytes / chip.hbm_bytes_per_s, work.flops / chip.bf16_flops_per_s)
+    has_schedule, num_bytes = work.attention.cycles > 0, round(work.num_bytes)
+    return Step(num_tokens, context, bound_s, has_schedule, ideal_bytes, num_bytes, work.flops, work.time(chip))
 
 
 def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> KernelWork:
