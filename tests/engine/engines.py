@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.engine import Engine, EngineConfig, EngineDriver, Output, Request, TokenLogprob
 from penstock.engine.models import FAMILIES
-from tests.engine.checkpoints import write_checkpoint
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
@@ -36,6 +35,8 @@ TINY = FAMILIES["qwen3"].config(
 
 def write_model(directory: Path, family: str = "qwen3", **config: Any) -> Path:
     """Writes a checkpoint with weights, tokenizer and chat template."""
+    from tests.engine.checkpoints import write_checkpoint  # imports torch, which processes of tests are started without
+
     defaults: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "bos_token_id": None}
     if family == "qwen3":
         defaults["head_dim"] = 16

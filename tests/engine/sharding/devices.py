@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from penstock.engine.execution.compilation import keep_compilations
-from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
 Runs = dict[str, dict[str, dict[str, Any]]]
@@ -41,7 +40,6 @@ def said_by(module: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
         **os.environ,
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),  # with torch, which helpers that write checkpoints import
         "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
     }
     command = [sys.executable, "-m", module, *arguments]
