@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
-from penstock.engine.attention.fused.kernel import NUM_TABLES, attend_kernel, scratch
-from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.kernel import NUM_TABLES, Scratch, attend_kernel, scratch
+from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout, HeadTiles, blocks_for, tile_rows
 from penstock.engine.attention.fused.prepared import StepTables, step_tables
 from penstock.engine.attention.fused.scales import scale_rows
 from penstock.engine.attention.fused.softmax import ScoreFunction
@@ -22,7 +22,6 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
-_NO_WINDOW = 2**30
 _SCALE_BYTES = 4
 
 
@@ -43,10 +42,12 @@ class FusedAttention(AttentionBackend):
         *,
         kv_dtype: str | None = None,
         max_keys: int = 1024,  # in a block of pages, at most
+        max_blocks: int = 4,  # of keys, at most, that decode attends to at once
         max_queries: int = 128,  # in a block of prefill, at most; a power of two, at least 16
         interpret: Any = False,  # as for pallas_call
     ) -> None:
         self._max_keys = max_keys
+        self._max_blocks = max_blocks
         self._max_queries = max_queries
         self._kv_dtype = kv_dtype  # None: the model's own
         self._interpret = interpret
@@ -97,7 +98,6 @@ class FusedAttention(AttentionBackend):
         """Attends by one kernel call. The number of tokens must be a multiple of 16, as in all buckets."""
         q, k, v = qkv
         held = jax.tree.leaves(cache.pages)
-        num_kv_heads, group = held[0].shape[1], q.shape[1] // held[0].shape[1]
         layout, blocks = HeadLayout(q.shape[2]), self._blocks(q, held[0], prepared)
         rows, scales = ([], []) if k is None or v is None else _new_rows(k, v, layout, held, kv_scales)
         body = partial(
@@ -105,9 +105,9 @@ class FusedAttention(AttentionBackend):
             blocks=blocks,
             layout=layout,
             scores=ScoreFunction(options.scale_for(q.shape[2]), options.soft_cap),
-            group=group,
+            group=blocks.decode_tiles.group,
             pages_per_seq=prepared.pages_per_seq,
-            window=options.sliding_window or _NO_WINDOW,
+            window=options.sliding_window,
             num_parts=len(rows),
             has_scales=len(held) > 1,
         )
@@ -117,8 +117,8 @@ class FusedAttention(AttentionBackend):
             (*jax.tree.leaves(prepared), cache.first_page.reshape(1)),
             [_rows(q, layout.query_width), *rows, *scales],
             held,
-            [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)],
-            scratch(blocks, layout, num_kv_heads, group, q.dtype.name, _new_dtype(dtype), dtype.name),
+            [] if sinks is None else [_sink_rows(sinks, blocks.decode_tiles)],
+            scratch(blocks, layout, q.dtype.name, _new_dtype(dtype), dtype.name),
             _cost(q, held, prepared),
         )
         if layout.query_width != q.shape[2]:
@@ -136,8 +136,10 @@ class FusedAttention(AttentionBackend):
             page_size=page_size,
             pages_per_seq=prepared.pages_per_seq,
             kv_dtype=pages.dtype.name,
+            is_scaled=is_quantized(pages.dtype.name),
             width=width,
             max_keys=self._max_keys,
+            max_blocks=self._max_blocks,
             max_queries=self._max_queries,
         )
 
@@ -148,7 +150,7 @@ class FusedAttention(AttentionBackend):
         queries: Sequence[jax.Array],
         held: Sequence[jax.Array],
         sink_rows: Sequence[jax.Array],
-        scratch_shapes: Sequence[Any],
+        scratch_shapes: Scratch,
         cost: pl.CostEstimate,
     ) -> Sequence[jax.Array]:
         """Calls the kernel; returns what `queries`, whose rows come first, attend to, and `held`, written in place."""
@@ -160,14 +162,14 @@ class FusedAttention(AttentionBackend):
                 grid=(1,),
                 in_specs=[*[anywhere] * (len(queries) + len(held)), *[vmem] * len(sink_rows)],
                 out_specs=[anywhere] * (1 + len(held)),
-                scratch_shapes=scratch_shapes,
+                scratch_shapes=[scratch_shapes],
             ),
             out_shape=[
                 jax.ShapeDtypeStruct(queries[0].shape, queries[0].dtype),
                 *(pltpu.HBM(array.shape, array.dtype) for array in held),
             ],
             input_output_aliases={NUM_TABLES + len(queries) + i: 1 + i for i in range(len(held))},
-            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES, disable_bounds_checks=True),
             cost_estimate=cost,
             interpret=self._interpret,
             name="fused_ragged_paged_attention",
@@ -247,8 +249,8 @@ def _new_rows(
     return _stored(k, v, layout, held[0].dtype), [scales]
 
 
-def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: BlockSizes) -> jax.Array:
-    """Returns sinks as f32 [num_kv_heads, decode rows, LANES], the same in all lanes."""
-    rows = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
-    rows = jnp.pad(rows, ((0, 0), (0, blocks.decode_rows - rows.shape[1])))
+def _sink_rows(sinks: jax.Array, tiles: HeadTiles) -> jax.Array:
+    """Returns sinks as f32 [tiles, rows, LANES], the same in all lanes."""
+    rows = sinks.astype(jnp.float32).reshape(tiles.num, -1)
+    rows = jnp.pad(rows, ((0, 0), (0, tiles.rows - rows.shape[1])))
     return jnp.broadcast_to(rows[..., None], (*rows.shape, LANES))

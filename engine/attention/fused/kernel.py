@@ -1,6 +1,6 @@
-"""The kernel: a loop over sequences that decode, and one over blocks of queries that prefill.
+"""The kernel: a loop over blocks of keys of the sequences that decode, and one over blocks of queries that prefill.
 
-Both walk over blocks of pages with online softmax, and the next block is fetched from HBM while one is computed. A
+Both compute online softmax over blocks of pages, and the next blocks are fetched from HBM while some are computed. A
 block that gets new tokens is updated in VMEM, where its keys are about to be read, and the changed part is written
 back. So new keys and values are never read from HBM in the step that brings them. If there are none, because the pages
 already hold the step's, blocks are read to their end and nothing is changed.
@@ -12,88 +12,106 @@ is fetched.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.fused.decode import Decode
-from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout
-from penstock.engine.attention.fused.pages import PageBuffers, ScaleBlocks, Tables
+from penstock.engine.attention.fused.decode import NUM_SETS, Decode, Items
+from penstock.engine.attention.fused.decode_softmax import DecodeSoftmax
+from penstock.engine.attention.fused.layout import LANES, SUBLANES, BlockSizes, HeadLayout, KeyBlockSizes
+from penstock.engine.attention.fused.pages import Buffers, HeldPages, PageBuffers, Tables
 from penstock.engine.attention.fused.prefill import Prefill
 from penstock.engine.attention.fused.scales import scale_lanes
-from penstock.engine.attention.fused.softmax import ScoreFunction, Softmax
+from penstock.engine.attention.fused.softmax import HeadSinks, ScoreFunction, Softmax
+from penstock.engine.attention.fused.token_rows import TokenRows
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 from penstock.engine.attention.quantization import is_quantized
-from penstock.engine.kernels.pallas import Ref
 
 NUM_TABLES = 7
-_NUM_OWN = 2 + 15  # outputs and scratch, without those for scales
+
+
+class Scratch(NamedTuple):
+    """The kernel's scratch memory; tuples have the order of the fields that they become."""
+
+    tokens: tuple[Any, Any, Any, Any, Any]
+    rows: tuple[Any, ...]
+    items: Items
+    decode: Buffers
+    decode_sums: tuple[Any, ...]
+    prefill: Buffers
+    prefill_sums: tuple[Any, ...]
 
 
 def attend_kernel(
-    *refs: Ref,
+    *refs: Any,
     blocks: BlockSizes,
     layout: HeadLayout,
     scores: ScoreFunction,
     group: int,
     pages_per_seq: int,
-    window: int,
+    window: int | None,
     num_parts: int,
     has_scales: bool,
 ) -> None:
     """Runs both loops. `refs` are tables, inputs, outputs and scratch, in the order of `FusedAttention`."""
-    tables = Tables(*refs[:NUM_TABLES])
-    num_own = _NUM_OWN + 3 * has_scales
-    q, *others = refs[NUM_TABLES:-num_own]
+    *arrays, scratch = refs
+    tables, num_out = Tables(*arrays[:NUM_TABLES]), 2 + has_scales
+    q, *others = arrays[NUM_TABLES:-num_out]
+    out, codes, *scales = arrays[-num_out:]
     parts, rest = others[:num_parts], others[num_parts:]
     reads_only = not parts
     new_scales, *rest = (None, *rest) if reads_only or not has_scales else rest
-    sinks = rest[1 + has_scales :]  # after the input pages and their scales
-    out, pages, *own = refs[-num_own:]
-    scales, *own = own if has_scales else (None, *own)
-    buffer, arrived, written, pending, *held = own
-    row, q_block, new_block, out_block, moved = held[6:11]
-    scale_buffer, scale_block = held[11:] or (None, None)
-    scale_blocks = ScaleBlocks(scales, scale_buffer) if has_scales else None
-    (head_sinks,) = sinks or (None,)
-    kv = PageBuffers(blocks, tables, pages, buffer, arrived, written, pages_per_seq, scale_blocks)
+    sinks = [HeadSinks(rows, blocks.decode_tiles) for rows in rest[1 + has_scales :]]  # after the input pages
+    pages = HeldPages(codes, scales[0] if scales else None, pages_per_seq)
+    q_block, new_block, out_block, scale_block, moved = scratch.tokens
     operands = Operands(q, tuple(parts), out, new_scales)
     tokens = TokenBlock(operands, q_block, new_block, out_block, scale_block, moved, group)
-    buffer[...] = jnp.zeros_like(buffer)  # rows that no page fills are multiplied by a weight of 0
-    if kv.scales is not None:
-        kv.scales.buffer[...] = jnp.zeros_like(kv.scales.buffer)
-    out_block[...] = jnp.zeros_like(out_block)
-    state = Softmax(layout, scores, head_sinks, None, *held[:3])
-    Decode(tables, kv, state, tokens, row, pending, window, reads_only).run()
-    state = Softmax(layout, scores, head_sinks, blocks.num_queries, *held[3:6])
-    Prefill(tables, kv, state, tokens, window, reads_only).run()
+    rows = TokenRows(tokens, blocks.decode_tiles, *scratch.rows)
+
+    def buffers(sizes: KeyBlockSizes, held: Buffers) -> PageBuffers:
+        return PageBuffers(sizes, blocks.tile_rows, tables, pages, held, window is not None)
+
+    function = (layout, scores, sinks[0] if sinks else None)
+    kv = buffers(blocks.decode, scratch.decode)
+    decode = DecodeSoftmax(*function, blocks.decode_tiles, blocks.tiles_at_once, kv, rows, *scratch.decode_sums)
+    Decode(tables, kv, decode, rows, scratch.items, blocks.decode_at_once, window or 0, reads_only).run()
+    kv = buffers(blocks.prefill, scratch.prefill)
+    prefill = Softmax(*function, blocks.num_queries, *scratch.prefill_sums)
+    Prefill(tables, kv, prefill, tokens, blocks.pieces_at_once, window, reads_only).run()
 
 
-def scratch(
-    blocks: BlockSizes, layout: HeadLayout, num_kv_heads: int, group: int, q_dtype: str, new_dtype: str, kv_dtype: str
-) -> list[Any]:
-    """Returns the kernel's scratch memory."""
-    rows = blocks.num_queries * group
+def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, new_dtype: str, kv_dtype: str) -> Scratch:
+    """Returns the shapes of the kernel's scratch memory."""
+    tiles = blocks.decode_tiles
+    num_heads, rows = tiles.num_heads, blocks.num_queries * tiles.group
+    has_scales, dma = is_quantized(kv_dtype), pltpu.SemaphoreType.DMA
 
     def vmem(*shape: int, dtype: str = "float32") -> Any:
         return pltpu.VMEM(shape, jnp.dtype(dtype))
 
-    def softmax(num_rows: int) -> list[Any]:
-        return [vmem(num_kv_heads, num_rows, lanes) for lanes in (LANES, LANES, layout.query_width)]
+    def sums(*shape: int) -> tuple[Any, ...]:
+        return tuple(vmem(*shape, lanes) for lanes in (LANES, LANES, layout.query_width))
 
-    scales = [vmem(2, num_kv_heads, 2, blocks.keys), vmem(blocks.num_queries, scale_lanes(num_kv_heads))]
-    return [
-        vmem(2, num_kv_heads, blocks.keys, layout.width, dtype=kv_dtype),
-        pltpu.SemaphoreType.DMA((2,)),
-        pltpu.SemaphoreType.DMA((2,)),
-        pltpu.SMEM((2,), jnp.int32),
-        *softmax(blocks.decode_rows),
-        *softmax(rows),
-        vmem(num_kv_heads, blocks.decode_rows, layout.query_width, dtype=q_dtype),
-        vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
-        vmem(num_kv_heads, blocks.num_queries, layout.width, dtype=new_dtype),
-        vmem(num_kv_heads, rows, layout.query_width, dtype=q_dtype),
-        pltpu.SemaphoreType.DMA((2,)),
-        *(scales if is_quantized(kv_dtype) else ()),
-    ]
+    def buffers(num: int, sizes: KeyBlockSizes) -> Buffers:
+        codes = vmem(num, sizes.pieces, num_heads, sizes.rows, layout.width, dtype=kv_dtype)
+        scales = vmem(num, sizes.pieces, num_heads, 2, sizes.rows) if has_scales else None
+        return Buffers(codes, scales, dma((num,)), dma((num,)))
+
+    num_slots, num_tokens = NUM_SETS * blocks.decode_at_once, blocks.num_queries + SUBLANES  # a few are nobody's
+    token_rows = vmem(tiles.num, layout.query_width // LANES, num_tokens * tiles.rows, LANES)
+    return Scratch(
+        tokens=(
+            vmem(num_heads, rows, layout.query_width, dtype=q_dtype),
+            vmem(num_heads, blocks.num_queries, layout.width, dtype=new_dtype),
+            vmem(num_heads, rows, layout.query_width, dtype=q_dtype),
+            vmem(blocks.num_queries, scale_lanes(num_heads)) if has_scales else None,
+            dma((2,)),
+        ),
+        rows=(token_rows, token_rows, vmem(num_heads, num_tokens, layout.width)),
+        items=Items(*[pltpu.SMEM((num_slots,), jnp.int32)] * len(Items._fields)),
+        decode=buffers(num_slots, blocks.decode),
+        decode_sums=sums(tiles.num, tiles.rows),
+        prefill=buffers(2, blocks.prefill),
+        prefill_sums=sums(num_heads, rows),
+    )

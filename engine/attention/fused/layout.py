@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 LANES = 128
-_SLOT_BYTES = 2 * 2**20  # for one of the two buffers of keys and values
+SUBLANES = 8
+_SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's are at most twice as large
 _MAX_KEYS_AT_ONCE = 256
 _MAX_ROWS = 512  # query rows per KV head in a block
+_MAX_HEADS_AT_ONCE = 8  # KV heads that decode attends to in one go, of all its blocks of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class HeadLayout:
         return LANES // 2 if self.is_packed else -(-self.head_dim // LANES) * LANES
 
     @property
+    def value_start(self) -> int:
+        """The first lane of what weights are multiplied with; packed, that has keys too."""
+        return 0 if self.is_packed else self.half
+
+    @property
     def width(self) -> int:
         """Number of lanes of K and V together."""
         return 2 * self.half
@@ -47,16 +54,48 @@ class HeadLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyBlockSizes:
+    """Sizes of a block of keys, which a buffer in VMEM holds."""
+
+    pieces: int
+    rows: int  # tokens of a piece: of a page, or of an equal part of one
+    pieces_per_page: int
+
+    @property
+    def keys(self) -> int:
+        return self.pieces * self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTiles:
+    """How decode stacks query heads on sublanes: as many KV heads together as fit a tile of 8 rows."""
+
+    heads: int  # KV heads in a tile
+    group: int  # query heads of a KV head
+    num: int  # tiles
+
+    @property
+    def rows(self) -> int:
+        return -(-self.heads * self.group // SUBLANES) * SUBLANES
+
+    @property
+    def num_heads(self) -> int:
+        """Number of KV heads."""
+        return self.num * self.heads
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSizes:
     """Sizes of what the kernel holds in VMEM at a time."""
 
     num_queries: int  # tokens in a block; a step is a whole number of blocks
-    decode_rows: int  # query heads of a KV head, padded to whole tiles
-    pages: int  # per block of keys
-    keys: int
-    keys_at_once: int  # keys of a block that prefill attends to at once; compile time grows with it
-    heads_at_once: int  # KV heads that decode at once
     tile_rows: int  # rows of the smallest part of a page that is moved
+    decode: KeyBlockSizes
+    decode_at_once: int  # blocks of keys, of any sequences, that decode attends to at once
+    decode_tiles: HeadTiles
+    tiles_at_once: int
+    prefill: KeyBlockSizes
+    pieces_at_once: int  # of a block that prefill attends to at once; compile time grows with it
 
 
 def blocks_for(
@@ -67,39 +106,45 @@ def blocks_for(
     page_size: int,
     pages_per_seq: int,
     kv_dtype: str,
+    is_scaled: bool,
     width: int,
     max_keys: int,
+    max_blocks: int,
     max_queries: int,
 ) -> BlockSizes:
-    pages = pages_per_block(
-        num_kv_heads=num_kv_heads,
-        page_size=page_size,
-        pages_per_seq=pages_per_seq,
-        kv_dtype=kv_dtype,
-        width=width,
-        max_keys=max_keys,
-    )
-    most = max(page_size, _MAX_KEYS_AT_ONCE)
+    """Chooses the sizes. Blocks of decode have equally many keys for any `num_kv_heads`, where VMEM allows it: so sums
+    have one order on any number of devices.
+    """
+    tile, key_bytes = tile_rows(kv_dtype), num_kv_heads * width * jnp.dtype(kv_dtype).itemsize
+    granule = LANES if is_scaled else tile
+
+    def keys_in(most: int, slot_bytes: int) -> KeyBlockSizes:
+        most = min(most, max_keys, slot_bytes // key_bytes)
+        parts = page_size // granule
+        rows = granule * max(n for n in range(1, parts + 1) if parts % n == 0 and (n * granule <= most or n == 1))
+        return KeyBlockSizes(max(1, min(most, pages_per_seq * page_size) // rows), rows, page_size // rows)
+
+    prefill = keys_in(max_keys, _SLOT_BYTES)
+    at_once = max(_MAX_KEYS_AT_ONCE, prefill.rows)
     num_queries = max_queries
     while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_tokens % num_queries):
         num_queries //= 2
+    heads = max(n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and (n == 1 or n * group <= SUBLANES))
+    tiles = HeadTiles(heads, group, num_kv_heads // heads)
     return BlockSizes(
         num_queries=num_queries,
-        decode_rows=-(-group // 16) * 16,
-        pages=pages,
-        keys=pages * page_size,
-        keys_at_once=page_size * max(n for n in range(1, pages + 1) if pages % n == 0 and n * page_size <= most),
-        heads_at_once=max(n for n in range(1, 9) if num_kv_heads % n == 0),
-        tile_rows=tile_rows(kv_dtype),
+        tile_rows=tile,
+        decode=keys_in(_MAX_KEYS_AT_ONCE, 2 * _SLOT_BYTES),
+        decode_at_once=max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads)),
+        decode_tiles=tiles,
+        tiles_at_once=max(
+            n for n in range(1, tiles.num + 1) if tiles.num % n == 0 and (n == 1 or n * heads <= _MAX_HEADS_AT_ONCE)
+        ),
+        prefill=prefill,
+        pieces_at_once=max(
+            n for n in range(1, prefill.pieces + 1) if prefill.pieces % n == 0 and n * prefill.rows <= at_once
+        ),
     )
-
-
-def pages_per_block(
-    *, num_kv_heads: int, page_size: int, pages_per_seq: int, kv_dtype: str, width: int, max_keys: int
-) -> int:
-    """Returns the number of pages in a block of keys: as many as one of the two buffers holds."""
-    keys = min(max_keys, _SLOT_BYTES // (num_kv_heads * width * jnp.dtype(kv_dtype).itemsize))
-    return max(1, min(keys // page_size, pages_per_seq))
 
 
 def tile_rows(dtype: str) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.pages import PageBuffers, Tables
+from penstock.engine.attention.fused.pages import PageBuffers, Tables, quotient
 from penstock.engine.attention.fused.scales import place_scales
 from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head, place_rows
 from penstock.engine.attention.fused.tokens import TokenBlock
@@ -38,12 +39,15 @@ class Prefill:
     kv: PageBuffers
     state: Softmax
     tokens: TokenBlock
-    window: int
+    pieces_at_once: int
+    window: int | None
     reads_only: bool  # the pages already hold the step's keys and values
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
         def _() -> None:
+            self.kv.clear(self.state.layout.value_start)
+            self.tokens.out[...] = jnp.zeros_like(self.tokens.out)
             j = self._first_queries(0)
             block = self._first_block(0, j)
             self._fetch(0, j, block, 0)
@@ -56,6 +60,10 @@ class Prefill:
         count: Int = self.tables.counts[1]
         return count
 
+    @property
+    def _keys_at_once(self) -> int:
+        return self.pieces_at_once * self.kv.sizes.rows
+
     def _step(self, carry: _Carry) -> _Carry:
         i, j, block, slot, loaded = carry
         span = self._span(i, j)
@@ -65,10 +73,10 @@ class Prefill:
         def _() -> None:
             self.state.start()
 
-        self.kv.wait(span.seq, block, slot, *self._keys(span))
+        self.kv.wait(block, slot, *self._keys(span))
         if not self.reads_only:
             self._take_in(span, j, block, slot)
-        is_last = (block + 1) * self.kv.blocks.keys >= span.end + span.shift
+        is_last = (block + 1) * self.kv.sizes.keys >= span.end + span.shift
         next_i, next_j, next_block = self._next(span, is_last, i, j, block)
 
         @pl.when(next_i < self._num_seqs)
@@ -96,16 +104,16 @@ class Prefill:
     def _span(self, i: Int, j: Int) -> Span:
         seq = self.tables.prefilling[i]
         start, end = self.tables.cu_q_lens[seq], self.tables.cu_q_lens[seq + 1]
-        num = self.kv.blocks.num_queries
+        num = self.tokens.num_queries
         return Span(seq, jnp.maximum(start, j * num), jnp.minimum(end, (j + 1) * num), self.tables.kv_lens[seq] - end)
 
     def _first_queries(self, i: Int) -> Int:
-        first: Int = self.tables.cu_q_lens[self.tables.prefilling[i]] // self.kv.blocks.num_queries
+        first: Int = self.tables.cu_q_lens[self.tables.prefilling[i]] // self.tokens.num_queries
         return first
 
     def _first_block(self, i: Int, j: Int) -> Int:
         first, _ = self._keys(self._span(i, j))
-        return first // self.kv.blocks.keys
+        return quotient(first, self.kv.sizes.keys)
 
     def _keys(self, span: Span) -> tuple[Int, Int]:
         """Returns the first position that any of the queries sees, and the end of what the pages hold: the position of
@@ -113,7 +121,7 @@ class Prefill:
         """
         position = span.first + span.shift
         end = span.end + span.shift if self.reads_only else position
-        return jnp.maximum(position - self.window + 1, 0), end
+        return 0 if self.window is None else jnp.maximum(position - self.window + 1, 0), end
 
     def _fetch(self, i: Int, j: Int, block: Int, slot: Int) -> None:
         span = self._span(i, j)
@@ -121,7 +129,7 @@ class Prefill:
 
     def _take_in(self, span: Span, j: Int, block: Int, slot: Int) -> None:
         """Writes the new tokens that fall into this block of keys to the buffer, and their tiles back to the pages."""
-        num_keys = self.kv.blocks.keys
+        num_keys = self.kv.sizes.keys
         shift = span.shift - block * num_keys  # from token numbers to rows of the buffer
         first_row, end_row = span.first + shift, span.end + shift
 
@@ -132,7 +140,7 @@ class Prefill:
 
     def _merge(self, span: Span, j: Int, slot: Int, part: Int, shift: Int) -> None:
         """Moves each token to its row in a part of the buffer, by a matmul with a matrix of ones and zeros."""
-        num_rows, num_queries = self.kv.blocks.keys_at_once, self.kv.blocks.num_queries
+        num_rows, num_queries = self._keys_at_once, self.tokens.num_queries
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 0)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 1)
         is_here = (token + shift == row) & (token >= span.first) & (token < span.end)
@@ -142,24 +150,27 @@ class Prefill:
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, self.tokens.new.shape[1:], 0)
         is_own = (token >= span.first) & (token < span.end)  # a NaN of another sequence would survive the zeros
 
+        pieces = self._pieces(part)
+
         def merge(head: Int) -> None:
-            rows = self.kv.buffer.at[slot, head, pl.ds(part, num_rows), :]
+            rows = self.kv.buffers.codes.at[slot, pieces, head]
             new = self.tokens.new[head]
             new = jnp.where(is_own, new, jnp.zeros_like(new))
-            merged = jnp.where(is_new, place_rows(place, new), rows[...].astype(jnp.float32))
-            rows[...] = merged.astype(self.kv.buffer.dtype)
+            held = rows[...].reshape(num_rows, -1).astype(jnp.float32)
+            merged = jnp.where(is_new, place_rows(place, new), held)
+            rows[...] = merged.astype(rows.dtype).reshape(rows.shape)
 
         each_head(self.tokens.num_heads, 1, merge)
-        if self.kv.scales is not None and self.tokens.scales is not None:
+        if self.kv.buffers.scales is not None and self.tokens.scales is not None:
             scales = jnp.where(is_own[:, :1], self.tokens.scales[...], 0.0)
             lane = part + lax.broadcasted_iota(jnp.int32, (2, num_rows), 1)
             is_new = (lane >= span.first + shift) & (lane < span.end + shift)
-            held = self.kv.scales.buffer.at[slot, :, :, pl.ds(part, num_rows)]
+            held = self.kv.buffers.scales.at[slot, pieces]
             place_scales(held, scales, jnp.where(is_here, 1.0, 0.0), is_new)
 
     def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        num_queries, num_keys = self.kv.blocks.num_queries, self.kv.blocks.keys_at_once
-        window, start = self.window, block * self.kv.blocks.keys
+        num_queries, num_keys = self.tokens.num_queries, self._keys_at_once
+        window, start = self.window, block * self.kv.sizes.keys
         shape = (num_queries * self.tokens.group, num_keys)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) % num_queries
         position = token + span.shift
@@ -167,27 +178,32 @@ class Prefill:
 
         def attend_to(part: Int) -> None:
             key = start + part + lax.broadcasted_iota(jnp.int32, shape, 1)
-            visible = is_own & (key <= position) & (key > position - window)
+            visible = is_own & (key <= position)
+            if window is not None:
+                visible &= key > position - window
 
             def attend(head: Int) -> None:
-                self.state.take(head, self.tokens.q[head], self.kv.keys_of(slot, head, part, num_keys), visible)
+                keys = self.kv.keys_of(slot, head, self._pieces(part))
+                self.state.take(head, self.tokens.q[head], keys, visible)
 
             each_head(self.tokens.num_heads, 1, attend)
 
-        oldest = span.first + span.shift - window + 1  # the oldest key that any of the queries sees
-        self._each_part(oldest - start, span.end + span.shift - start, attend_to)
+        self._each_part(self._keys(span)[0] - start, span.end + span.shift - start, attend_to)
+
+    def _pieces(self, part: Int) -> Any:
+        return pl.ds(quotient(part, self.kv.sizes.rows), self.pieces_at_once)
 
     def _each_part(self, first_row: Int, end_row: Int, work: Callable[[Int], None]) -> None:
         """Calls `work` with the first row of each part of the buffer that holds any of these rows."""
-        rows = self.kv.blocks.keys_at_once
+        rows = self._keys_at_once
         first = jnp.maximum(first_row, 0) // rows
-        end = pl.cdiv(jnp.minimum(end_row, self.kv.blocks.keys), rows)
+        end = pl.cdiv(jnp.minimum(end_row, self.kv.sizes.keys), rows)
         lax.fori_loop(first, end, lambda i, _: work(aligned(i * rows, rows)), None)
 
     def _finish(self, span: Span, j: Int) -> None:
         """Merges the sequence's rows with those of other sequences in this block of queries."""
         out = self.tokens.out
-        num_queries = self.kv.blocks.num_queries
+        num_queries = self.tokens.num_queries
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, out.shape[1:], 0) % num_queries
         is_own = (token >= span.first) & (token < span.end)
 

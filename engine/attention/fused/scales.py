@@ -28,21 +28,21 @@ def scale_rows(keys: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (0, scale_lanes(num_kv_heads) - rows.shape[1])))
 
 
-def put_scales(buffer: Ref, key: Int, row: jax.Array) -> None:
-    """Writes a token's `row`, f32 [1, lanes], at `key` of [num_kv_heads, 2, keys]."""
-    start = aligned(key // LANES * LANES, LANES)
+def put_scales(held: Ref, key: Int, row: jax.Array, at_once: int) -> None:
+    """Writes a token's `row`, f32 [1, lanes], at `key` of a piece, [num_kv_heads, 2, rows]; none with -1."""
+    start = aligned(jnp.maximum(key, 0) // LANES * LANES, LANES)
     is_new = lax.broadcasted_iota(jnp.int32, (2, LANES), 1) == key - start
 
     def put(head: Int) -> None:
         pair = jnp.sum(jnp.where(_is_row(2, row.shape[1], 2 * head), row, 0.0), axis=1, keepdims=True)
-        held = buffer.at[head, :, pl.ds(start, LANES)]
-        held[...] = jnp.where(is_new, pair, held[...])
+        tile = held.at[head, :, pl.ds(start, LANES)]
+        tile[...] = jnp.where(is_new, pair, tile[...])
 
-    each_head(buffer.shape[0], 1, put)
+    each_head(held.shape[0], at_once, put)
 
 
 def place_scales(
-    buffer: Ref,  # [num_kv_heads, 2, keys]
+    held: Ref,  # [pieces, num_kv_heads, 2, rows]
     rows: jax.Array,  # f32 [num_tokens, lanes]
     place: jax.Array,  # f32 [keys, num_tokens]: 1 where a key is the token's, otherwise 0
     is_new: jax.Array,  # bool [2, keys]: which keys are new
@@ -52,16 +52,18 @@ def place_scales(
     Scales of values are finite even if those of keys are not, and stay so, because the two are separated before they
     are summed.
     """
-    num_rows = 2 * buffer.shape[0]
-    chosen = jnp.where(_is_row(num_rows, rows.shape[1]), 1.0, 0.0)
+    pieces, num_kv_heads, _, num_rows = held.shape
+    chosen = jnp.where(_is_row(2 * num_kv_heads, rows.shape[1]), 1.0, 0.0)
     is_value = lax.broadcasted_iota(jnp.int32, rows.shape, 1) % 2 == 1
     all_scales, of_values = (
         place_lanes(place_lanes(chosen, scales), place) for scales in (rows, jnp.where(is_value, rows, 0.0))
     )
     is_value = lax.broadcasted_iota(jnp.int32, all_scales.shape, 0) % 2 == 1
     new = jnp.where(is_value, of_values, all_scales)
-    for head in range(buffer.shape[0]):  # unrolled: rows of a value can only be taken at fixed places
-        buffer[head] = jnp.where(is_new, new[2 * head : 2 * head + 2], buffer[head])
+    for head in range(num_kv_heads):  # unrolled: rows of a value can only be taken at fixed places
+        for piece in range(pieces):
+            keys = slice(piece * num_rows, (piece + 1) * num_rows)
+            held[piece, head] = jnp.where(is_new[:, keys], new[2 * head : 2 * head + 2, keys], held[piece, head])
 
 
 def _is_row(num_rows: int, lanes: int, first: Int = 0) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.layout import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout, HeadTiles
 from penstock.engine.kernels.pallas import Ref
 
 Int = jax.Array | int
@@ -26,22 +26,49 @@ class ScoreFunction:
     scale: float
     soft_cap: float | None
 
+    def of(self, q: jax.Array, k: jax.Array, block: KeyBlock) -> jax.Array:
+        """Returns the scores of `q` [rows, query width] for a block's keys `k`: f32 [rows, keys]."""
+        return self.capped(self.products(q, k, block))
+
+    def products(self, q: jax.Array, k: jax.Array, block: KeyBlock) -> jax.Array:
+        """Returns the scores before the cap."""
+        score, factors = matmul(q, k.astype(q.dtype), contract_lanes=True) * self.scale, block.factors(0)
+        return score if factors is None else score * factors
+
+    def capped(self, score: jax.Array) -> jax.Array:
+        return score if self.soft_cap is None else self.soft_cap * jnp.tanh(score / self.soft_cap)
+
 
 class KeyBlock(NamedTuple):
     """Keys and values of a KV head, in VMEM."""
 
-    rows: Ref  # [keys, width]
-    scales: Ref | None  # f32 [2, keys]: the factors of the rows' keys, and of their values
+    rows: Ref  # [pieces, rows, width]
+    scales: Ref | None  # f32 [pieces, 2, rows]: the factors of the rows' keys, and of their values
+
+    def halves(self, layout: HeadLayout) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values, each [keys, lanes]; packed, both are the whole rows."""
+        if layout.is_packed:
+            k = v = self.rows[...]
+        else:
+            k, v = self.rows[:, :, : layout.half], self.rows[:, :, layout.half :]
+        return k.reshape(-1, k.shape[2]), v.reshape(-1, v.shape[2])
+
+    def factors(self, of_values: int) -> jax.Array | None:
+        """Returns the factors of keys, or with 1 of values: f32 [1, keys]."""
+        if self.scales is None:
+            return None
+        pieces = [self.scales[i, of_values : of_values + 1, :] for i in range(self.scales.shape[0])]
+        return jnp.concatenate(pieces, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """The running state of all KV heads."""
+    """The running state of all KV heads in prefill. A head's rows are its query heads times the block's tokens."""
 
     layout: HeadLayout
     scores: ScoreFunction
-    sinks: Ref | None  # f32 [num_kv_heads, decode rows, LANES], the same in all lanes: scores of a key without a value
-    num_queries: int | None  # number of tokens, if rows are heads times tokens; None: rows are those of sinks
+    sinks: HeadSinks | None
+    num_queries: int  # tokens in a block
     top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
     total: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
     values: Ref  # f32 [num_kv_heads, rows, query width]
@@ -51,20 +78,20 @@ class Softmax:
         self.values[...] = jnp.zeros_like(self.values)
         if self.sinks is None:
             self.top[...] = jnp.full_like(self.top, NEVER)
-        elif self.num_queries is None:
-            self.top[...] = self.sinks[...]
         else:
-            self._start_tokens(self.sinks, self.num_queries)
+            self._start_at(self.sinks)
 
-    def _start_tokens(self, sinks: Ref, num_queries: int) -> None:
-        shape = (self.top.shape[1], sinks.shape[1])
-        is_own = lax.broadcasted_iota(jnp.int32, shape, 0) // num_queries == lax.broadcasted_iota(jnp.int32, shape, 1)
-        place = jnp.where(is_own, 1.0, 0.0)
+    def _start_at(self, sinks: HeadSinks) -> None:
+        tiles = sinks.tiles
+        shape = (self.top.shape[1], tiles.rows)
+        query_head = lax.broadcasted_iota(jnp.int32, shape, 0) // self.num_queries
+        row = lax.broadcasted_iota(jnp.int32, shape, 1)
 
         def start(head: Int) -> None:
-            self.top[head] = place_rows(place, sinks[head])
+            place = jnp.where(query_head == row - head % tiles.heads * tiles.group, 1.0, 0.0)
+            self.top[head] = place_rows(place, sinks.rows[head // tiles.heads])
 
-        each_head(sinks.shape[0], 1, start)
+        each_head(tiles.num_heads, 1, start)
 
     def take(
         self,
@@ -74,24 +101,15 @@ class Softmax:
         visible: jax.Array,  # [rows, keys]
     ) -> None:
         """Adds a block of keys."""
-        half, scores, kv = self.layout.half, self.scores, block.rows
-        k = kv[...] if self.layout.is_packed else kv[:, :half]
-        v = k if self.layout.is_packed else kv[:, half:]
-        score = _matmul(q, k.astype(q.dtype), contract_lanes=True) * scores.scale
-        if block.scales is not None:
-            score = score * block.scales[0:1, :]
-        if scores.soft_cap is not None:
-            score = scores.soft_cap * jnp.tanh(score / scores.soft_cap)
-        score = jnp.where(visible, score, NEVER)
+        k, v = block.halves(self.layout)
+        score = jnp.where(visible, self.scores.of(q, k, block), NEVER)
         top = self.top[head]
         new_top = jnp.maximum(top, jnp.max(score, axis=1, keepdims=True))
         weights = jnp.where(visible, jnp.exp(score - new_top[:, :1]), 0.0)
         correction = jnp.exp(top - new_top)
         self.top[head] = new_top
         self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
-        if block.scales is not None:
-            weights = weights * block.scales[1:2, :]
-        update = _matmul(weights.astype(q.dtype), v.astype(q.dtype))
+        update = weighted_sum(weights, v, block, q.dtype)
         self.values[head] = self.values[head] * correction[:, :1] + update
 
     def result(self, head: Int) -> jax.Array:
@@ -99,6 +117,21 @@ class Softmax:
         total = jnp.maximum(self.total[head][:, :1], 1e-30)
         result: jax.Array = self.values[head] * (1.0 / total)
         return result
+
+
+class HeadSinks(NamedTuple):
+    """Scores of a key without a value, for each query head."""
+
+    rows: Ref  # f32 [tiles, rows, LANES], the same in all lanes
+    tiles: HeadTiles
+
+
+def weighted_sum(weights: jax.Array, v: jax.Array, block: KeyBlock, dtype: jnp.dtype) -> jax.Array:
+    """Sums a block's values `v` with f32 `weights` [rows, keys], multiplied in `dtype`."""
+    factors = block.factors(1)
+    if factors is not None:
+        weights = weights * factors
+    return matmul(weights.astype(dtype), v.astype(dtype))
 
 
 def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None:
@@ -118,15 +151,15 @@ def aligned(value: Int, multiple: int) -> jax.Array:
 
 def place_rows(place: jax.Array, rows: jax.Array) -> jax.Array:
     """Moves rows to where the ones of a matrix of ones and zeros are; exact, in f32."""
-    return _matmul(place, rows)
+    return matmul(place, rows)
 
 
 def place_lanes(rows: jax.Array, place: jax.Array) -> jax.Array:
     """Moves each token's lane of `rows` [n, tokens] to where `place` [lanes, tokens] has its one; exact, in f32."""
-    return _matmul(rows, place, contract_lanes=True)
+    return matmul(rows, place, contract_lanes=True)
 
 
-def _matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
+def matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
     """Multiplies in f32; with `contract_lanes`, `b` is transposed."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (1 if contract_lanes else 0,)), ((), ()))

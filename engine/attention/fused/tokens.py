@@ -2,7 +2,7 @@
 rows.
 
 Outside the kernel they have the layout of matmuls: a row per token with its heads along the lanes, in tiles of 8 or 16
-tokens. So they move in blocks of consecutive tokens, and a decoding sequence takes its row out of a block.
+tokens. So they move in blocks of consecutive tokens.
 """
 
 from __future__ import annotations
@@ -65,34 +65,19 @@ class TokenBlock:
 
         @pl.when(j != loaded)
         def _() -> None:
-            self._all(self._arrivals(j))
+            self.load(j)
 
             @pl.when(keeps)
             def _() -> None:
                 self._all([self._head(self.operands.out, self.out, j, i) for i in range(self._num_query_heads)])
 
+    def load(self, j: Int) -> None:
+        """Loads a block's queries, and new keys and values."""
+        self._all(self._arrivals(j))
+
     def store(self, j: Int) -> None:
         """Writes the results of a block."""
         self._all([self._head(self.operands.out, self.out, j, i, out=True) for i in range(self._num_query_heads)])
-
-    def rows_of_heads(self, array: Ref, head: Int, token: Int, num_rows: int) -> jax.Array:
-        """Returns the rows in `array`, which is `q` or `out`, of a KV head's query heads for a token of the
-        block, f32.
-        """
-        place = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
-        rows = jnp.zeros((num_rows, array.shape[2]), jnp.float32)
-        for i in range(self.group):
-            rows = jnp.where(place == i, row_of(array.at[head], i * self.num_queries, token), rows)
-        return rows
-
-    def put_rows(self, head: Int, token: Int, rows: jax.Array) -> None:
-        """Writes f32 rows, one for each query head of a KV head, to the results of a token of the block."""
-        start = aligned(token // ROWS * ROWS, ROWS)
-        is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start
-        for i in range(self.group):
-            tile = self.out.at[head, pl.ds(i * self.num_queries + start, ROWS), :]
-            merged = jnp.where(is_meant, rows[i : i + 1, :], tile[...].astype(jnp.float32))
-            tile[...] = merged.astype(self.out.dtype)
 
     @property
     def _num_query_heads(self) -> int:

@@ -78,7 +78,7 @@ def run(
     if "sliding_window" in options:
         before[:page_size, 0] = np.nan  # keys alone: no page holds a NaN among its values
 
-    attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, max_keys=max_keys)
+    attend = fused(INTERPRETED, AttentionOptions(**options), max_blocks=2, max_queries=16, max_keys=max_keys)
     cache = cache_of(before, KVCacheSpec(LAYERS, batch.num_pages, page_size, num_kv_heads, head_dim, dtype))
     sinks = random_sinks(num_heads) if has_sinks else None
     step = batch.seen_through(options.get("sliding_window"))
@@ -208,6 +208,24 @@ def test_windows_caps_and_scales_equal_the_reference(options: dict[str, Any]) ->
 def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int, options: dict[str, Any]) -> None:
     ours, reference = run(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True, **options)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
+
+
+def test_a_decoding_row_has_the_same_bits_alone_as_among_others() -> None:
+    """Blocks of keys of several sequences are computed at once; these have one to six blocks."""
+    lengths = [(1, 33), (1, 80), (1, 2), (1, 17), (1, 96), (1, 16)]
+    batch = PagedBatch.random(lengths, page_size=8, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=32, seed=0)
+    rng = np.random.default_rng(0)
+    qkv = random_qkv(rng, 32, 4, 2, 64, "float32")
+    held = stored(rng.normal(size=(batch.num_pages * 8, 2, 2, 64)), "float32")
+    cache = cache_of(held, KVCacheSpec(LAYERS, batch.num_pages, 8, 2, 64, "float32"))
+    attend = fused(INTERPRETED, max_keys=16, max_blocks=2, max_queries=16)
+    among_others, _ = attend(QKV(*map(jnp.asarray, qkv)), cache, batch.seen_through(None))
+    for i in (1, 4):
+        arrays = (np.roll(array, -i, axis=0) for array in (*qkv, batch.slots, batch.kv_lens, batch.page_indices))
+        q, k, v, slots, kv_lens, pages = map(jnp.asarray, arrays)
+        step = RaggedBatch(slots, kv_lens, pages, jnp.minimum(batch.cu_q_lens, 1), jnp.asarray([1]))
+        alone, _ = attend(QKV(q, k, v), cache, step)
+        np.testing.assert_array_equal(alone[0], among_others[i])
 
 
 def test_no_transfer_races_with_another(monkeypatch: pytest.MonkeyPatch) -> None:

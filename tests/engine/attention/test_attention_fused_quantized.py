@@ -37,7 +37,7 @@ def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions, max_keys: int, kv_dtype: str = INT8
 ) -> Callable[..., Any]:
     """Returns the kernel, compiled once for all tests of the same shapes."""
-    attention = FusedAttention(kv_dtype=kv_dtype, max_keys=max_keys, max_queries=16, interpret=interpret)
+    attention = FusedAttention(kv_dtype=kv_dtype, max_keys=max_keys, max_blocks=2, max_queries=16, interpret=interpret)
 
     def attend(
         qkv: QKV,
@@ -265,7 +265,7 @@ def test_pages_that_are_no_multiple_of_the_lanes_are_refused(kv_dtype: str) -> N
 def test_a_mesh_is_given_codes_and_scales_by_their_heads(kv_dtype: str) -> None:
     """The mesh has one device, as more are not interpreted; for four devices the plan compiles."""
     kv_scales = KVScales(jnp.array([0.0017, 0.0031]), jnp.array([0.0053, 0.0011])) if kv_dtype == FP8 else None
-    inner = FusedAttention(kv_dtype=kv_dtype, max_keys=PAGE, max_queries=16, interpret=EAGER)
+    inner = FusedAttention(kv_dtype=kv_dtype, max_keys=PAGE, max_blocks=2, max_queries=16, interpret=EAGER)
     attention = ShardedAttention(inner, place(jax.devices()[:1], 1))
     batch, heads = random_batch(MIXED), (4, 2, 64)
     rng = np.random.default_rng(0)

@@ -64,7 +64,11 @@ def test_our_tpu_kernel_reads_them_too(
     page_size = 128 if kv_dtype else 8
     qkv, batch = random_step(head_dim, page_size, heads)
     attention = FusedAttention(
-        interpret=pltpu.InterpretParams(dma_execution_mode="eager"), kv_dtype=kv_dtype, max_queries=16, max_keys=16
+        interpret=pltpu.InterpretParams(dma_execution_mode="eager"),
+        kv_dtype=kv_dtype,
+        max_blocks=2,
+        max_queries=16,
+        max_keys=16,
     )
     options, step = AttentionOptions(sliding_window=window, scale=1.0), batch.seen_through(window)
     spec = KVCacheSpec(2, batch.num_pages, page_size, heads[1], head_dim, attention.cache_dtype("float32"))

@@ -122,6 +122,8 @@ class ScalarUnit:
             return None if values[0] is None else values[1 if values[0] else 2]
         if stem in ("pand", "por", "pnand", "pnor", "pneg", "pxor"):
             return _logical(stem, values)
+        if stem == "scalar_lea":
+            values = values[:2]  # a third is what the first points into
         if stem in _ARITHMETIC and len(values) == 2:
             return _arithmetic(stem, kind, values)
         self.unknown.add(operation.opcode)
