@@ -47,7 +47,7 @@ FORMS = {
 }
 SEQUENCES, TOKENS, PAGES_PER_SEQUENCE = 64, 512, 128  # of a batch; a chunk of a prompt; 8,192 tokens in pages of 64
 _DECODES = 1 | 2 | 4  # flags of `TokenSlots`: a token that is real, begins a chunk, and has a past
-_FEW, _MANY = 2, 6  # sequences: the difference is what one more costs
+_FEW, _MANY = 8, 24  # sequences: the difference is what one more costs
 
 Geometry = Mapping[str, Any]
 Shape = Callable[..., Any]

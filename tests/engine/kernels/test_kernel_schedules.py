@@ -33,19 +33,19 @@ GEOMETRIES: dict[str, tuple[Geometry, int | str]] = {
 }
 CYCLES: dict[str, dict[str, float]] = {
     "0.0.42.1": {
-        "decode attention": 1478,
+        "decode attention": 992,
         "quantized matmul": 196,
         "draw": 15641,
-        "prefill attention": 62406,
+        "prefill attention": 54174,
         "experts": 1394,
         "adjust": 3233,
         "delta rule": 1099.5,
     },
     "0.0.50.1": {
-        "decode attention": 1482,
+        "decode attention": 995,
         "quantized matmul": 195,
         "draw": 15639,
-        "prefill attention": 63353,
+        "prefill attention": 54246,
         "experts": 1399,
         "adjust": 3115,
         "delta rule": 1099.7,
