@@ -11,7 +11,7 @@ SUBLANES = 8
 _SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's are at most twice as large
 _MAX_KEYS_AT_ONCE = 256
 _MAX_ROWS = 512  # query rows per KV head in a block
-_MAX_HEADS_AT_ONCE = 8  # KV heads that decode attends to in one go, of all its blocks of keys
+_MAX_HEADS_AT_ONCE = 16  # KV heads, those of each block of keys, that decode attends to in one go
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,17 @@ def blocks_for(
         num_queries //= 2
     heads = max(n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and (n == 1 or n * group <= SUBLANES))
     tiles = HeadTiles(heads, group, num_kv_heads // heads)
+    blocks = max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads))
     return BlockSizes(
         num_queries=num_queries,
         tile_rows=tile,
         decode=keys_in(_MAX_KEYS_AT_ONCE, 2 * _SLOT_BYTES),
-        decode_at_once=max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads)),
+        decode_at_once=blocks,
         decode_tiles=tiles,
         tiles_at_once=max(
-            n for n in range(1, tiles.num + 1) if tiles.num % n == 0 and (n == 1 or n * heads <= _MAX_HEADS_AT_ONCE)
+            n
+            for n in range(1, tiles.num + 1)
+            if tiles.num % n == 0 and n * heads * blocks <= max(heads * blocks, _MAX_HEADS_AT_ONCE)
         ),
         prefill=prefill,
         pieces_at_once=max(
