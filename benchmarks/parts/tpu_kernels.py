@@ -34,7 +34,7 @@ from penstock.engine.kernels.tpu import (
 from penstock.engine.kernels.tpu.grouped_matmul import rows_of_a_tile
 from penstock.engine.models import QKV, StackedCache
 from penstock.tools.plan.device.topology import devices_of
-from penstock.tools.plan.schedules import Schedule, compiled_schedules
+from penstock.tools.plan.schedules import Schedule, ScheduleError, compiled_schedules
 
 FORMS = {
     "int4 of 32, float16": Packing("int4", 32, scale="float16"),
@@ -120,6 +120,10 @@ def _attention_tables(of: Geometry, lengths: Sequence[int], num_queries: int) ->
 
 def _decode_cycles(of: Geometry, context: int | str, schedule: Schedule) -> float:
     few, many = (schedule.run(_attention_tables(of, [int(context) + 1] * n, 1)).cycles for n in (_FEW, _MANY))
+    if many <= few:
+        raise ScheduleError(
+            f"{_MANY} sequences take {many} cycles, and {_FEW} of them {few}: the loop was not followed"
+        )
     return (many - few) / (_MANY - _FEW)
 
 

@@ -68,6 +68,10 @@ def test_a_row_that_is_read_again_takes_the_place_of_the_old_one(tmp_path: Path)
     assert table.rows(path) == [new, other]
 
 
+def test_no_kernel_of_the_table_takes_no_cycles() -> None:
+    assert all(cycles > 0 for row in table.rows() for cycles in row.cycles.values())
+
+
 @needs_libtpu
 def test_attention_counts_by_its_schedule_if_its_geometry_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     llama, gemma = preset("Llama-3.1-8B"), preset("Gemma-3-27B")
