@@ -18,7 +18,7 @@ _CHARS = 16
 _SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
 """Settings that decide which tokens one program computes together."""
 _TPU_KERNELS = 2
-"""Raised by each change of how `engine/kernels/tpu` round or in which order they sum."""
+"""Raised by each change of how kernels on a TPU round, attention's included, or in which order they sum."""
 
 
 def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:

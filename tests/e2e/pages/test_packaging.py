@@ -25,7 +25,7 @@ CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
 IMAGES = sorted((ROOT / "constraints").glob("image-*.txt"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 STEM = f"{DISTRIBUTION.replace('-', '_')}-{penstock.__version__}"
-PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors", ".html", ".css", ".mjs"}
+PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jsonl", ".jinja", ".lua", ".safetensors", ".html", ".css", ".mjs"}
 
 
 @pytest.fixture(scope="module")
