@@ -63,8 +63,11 @@ class Stopping:
         return self._stopped_s is not None
 
     def listen(self) -> None:
-        """Takes the signals, also those that the parent process had blocked: a mask is inherited."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        """Takes the signals, also those that the parent process had blocked: a mask is inherited.
+
+        SIGTERM is the last: a process that catches it catches the others too.
+        """
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
