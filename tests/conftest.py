@@ -242,11 +242,10 @@ def own_logs() -> Iterator[None]:
     stdout, lines of clients in other tests would go.
     """
     yield
-    if structlog.is_configured():
-        structlog.reset_defaults()
-        root = logging.getLogger()
-        for handler in [each for each in root.handlers if type(each).__module__ == "penstock.worker.logs"]:
-            root.removeHandler(handler)
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if type(each).__module__ == "penstock.worker.logs"]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
@@ -51,11 +50,10 @@ async def get_metrics(port: int | None) -> dict[str, float]:
 
 
 @pytest.fixture
-def logs() -> Iterator[io.StringIO]:
+def logs() -> io.StringIO:
     stream = io.StringIO()
     configure_logs("debug", "json", stream)
-    yield stream
-    structlog.reset_defaults()
+    return stream
 
 
 async def test_health_follows_the_worker_s_life(redis_url: str, redis: RedisClient) -> None:

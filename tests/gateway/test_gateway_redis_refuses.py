@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import httpx2
 import pytest
-import structlog
 from redis.backoff import ExponentialWithJitterBackoff
 from structlog.testing import capture_logs
 
@@ -77,7 +76,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    structlog.reset_defaults()
     with capture_logs() as captured:
         yield captured
 

@@ -15,7 +15,6 @@ REFUSED = exceptions.ConnectionError("Error 111 connecting to localhost:6379.")
 
 @pytest.fixture
 def lines() -> Iterator[list[Any]]:
-    structlog.reset_defaults()
     with capture_logs() as captured:
         yield captured
 

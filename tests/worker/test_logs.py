@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import pty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import structlog
@@ -16,14 +16,13 @@ Logged = Callable[..., io.StringIO]
 
 
 @pytest.fixture
-def logged() -> Iterator[Logged]:
+def logged() -> Logged:
     def configure(style: LogFormat, level: str = "info") -> io.StringIO:
         stream = io.StringIO()
         configure_logs(level, style, stream)
         return stream
 
-    yield configure
-    structlog.reset_defaults()
+    return configure
 
 
 def test_auto_is_for_people_on_a_terminal_alone() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -22,11 +21,10 @@ WHERE = {"queue": "q", "worker": "w", "redis": REDIS}
 
 
 @pytest.fixture
-def console() -> Iterator[io.StringIO]:
+def console() -> io.StringIO:
     stream = io.StringIO()
     configure_logs("info", "console", stream)
-    yield stream
-    structlog.reset_defaults()
+    return stream
 
 
 def test_the_event_has_what_there_is_to_know() -> None:

@@ -28,7 +28,6 @@ ANSWERS = {**PASSING, "max number of clients": FULL, **REFUSED}
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    structlog.reset_defaults()
     in_worker = [f"worker.{name}" for name in ("session", "presence.heartbeat", "calls.server")]
     for name in ("serving.readiness", "serving.refusals", *in_worker):
         monkeypatch.setattr(f"penstock.{name}._log", structlog.get_logger())
