@@ -12,9 +12,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from penstock.engine.attention import KVCacheSpec, RaggedBatch
+from penstock.engine.attention import KVCacheSpec, RaggedBatch, page_size_for
 from penstock.engine.attention.fused import FusedAttention
-from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.execution.sampling.adjust_kernel import adjust_by_kernel
 from penstock.engine.execution.sampling.draw_kernel import draw
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
@@ -45,7 +44,7 @@ FORMS = {
     "fp8 of 128 x 128": Packing("fp8", 128, rows=128),
     "mxfp4": Packing("fp4", 32, scale="e8m0"),
 }
-SEQUENCES, TOKENS, PAGES_PER_SEQUENCE = 64, 512, 128  # of a batch; a chunk of a prompt; 8,192 tokens in pages of 64
+SEQUENCES, MAX_TOKENS, TOKENS = 64, 8192, 512  # of a batch; of a sequence; of a chunk of a prompt
 _DECODES = 1 | 2 | 4  # flags of `TokenSlots`: a token that is real, begins a chunk, and has a past
 _FEW, _MANY = 8, 24  # sequences: the difference is what one more costs
 
@@ -92,14 +91,19 @@ def _compile(function: Callable[..., Any], *arguments: Any, donated: tuple[int, 
     jax.jit(everywhere, donate_argnums=donated).lower(*arguments).compile()
 
 
+def _page_size(of: Geometry) -> int:
+    return page_size_for("tpu", max_num_seqs=SEQUENCES, max_model_len=MAX_TOKENS, kv_dtype=of["kv"])
+
+
 def _compile_attention(tokens: int, of: Geometry, _: int | str, shape: Shape) -> None:
     attention = FusedAttention(kv_dtype=of["kv"])
-    page = 128 if is_quantized(of["kv"]) else 64
+    page = _page_size(of)
     spec = KVCacheSpec(2, SEQUENCES, page, of["kv_heads"], of["head_dim"], of["kv"])
     pages = jax.tree.map(lambda array: shape(*array.shape, dtype=array.dtype), attention.cache_arrays(spec)[0])
     q, k = (shape(tokens, heads, of["head_dim"], dtype="bfloat16") for heads in (of["heads"], of["kv_heads"]))
-    per_seq = PAGES_PER_SEQUENCE * 64 // page
-    batch = RaggedBatch(shape(tokens), shape(SEQUENCES), shape(SEQUENCES, per_seq), shape(SEQUENCES + 1), shape(1))
+    batch = RaggedBatch(
+        shape(tokens), shape(SEQUENCES), shape(SEQUENCES, MAX_TOKENS // page), shape(SEQUENCES + 1), shape(1)
+    )
 
     def attend(qkv: QKV, cache: StackedCache, batch: RaggedBatch) -> Any:
         return attention(qkv, cache, attention.prepare(batch, page))
@@ -111,11 +115,11 @@ def _attention_tables(of: Geometry, lengths: Sequence[int], num_queries: int) ->
     """Returns the kernel's tables for sequences that now have these lengths."""
     num, is_decoding = len(lengths), num_queries == 1
     starts = [min(i, num) * num_queries for i in range(SEQUENCES + 1)]
-    per_seq = PAGES_PER_SEQUENCE * 64 // (128 if is_quantized(of["kv"]) else 64)
+    num_pages = SEQUENCES * (MAX_TOKENS // _page_size(of))
     order = list(range(SEQUENCES))
     counts = [num, 0] if is_decoding else [0, num]
     lengths = [*lengths, *[0] * (SEQUENCES - num)]
-    return {0: lengths, 1: starts, 2: [0] * (SEQUENCES * per_seq), 3: order, 4: order, 5: counts, 6: [0]}
+    return {0: lengths, 1: starts, 2: [0] * num_pages, 3: order, 4: order, 5: counts, 6: [0]}
 
 
 def _decode_cycles(of: Geometry, context: int | str, schedule: Schedule) -> float:
@@ -137,14 +141,16 @@ def _form(of: Geometry, shape: Shape) -> KernelForm:
 
 
 def _held(of: Geometry, leading: tuple[int, ...], shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
-    form, found = _form(of, shape), {}
-    for leaf, name in zip(form.leaves, form.names, strict=True):
-        dims, kind = leaf_shapes(form.packing, of["out"], of["in"])[leaf]
-        made = jax.eval_shape(
-            partial(form.held, leaf, num_out=of["out"]), jax.ShapeDtypeStruct((*leading, *dims), kind)
-        )
-        found[name] = shape(*made.shape, dtype=made.dtype)
-    return found
+    return held_shapes(_form(of, shape), of["out"], of["in"], leading, shape().sharding)
+
+
+def held_shapes(
+    form: KernelForm, num_out: int, num_in: int, leading: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes of what kernels are given for a weight; `leading` axes are of layers and of experts."""
+    shapes = leaf_shapes(form.packing, num_out, num_in).items()
+    held = form.shapes({leaf: jax.ShapeDtypeStruct((*leading, *shape), kind) for leaf, (shape, kind) in shapes})
+    return {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for name, each in held.items()}
 
 
 def _compile_matmul(of: Geometry, rows: int | str, shape: Shape) -> None:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from penstock.engine.formats.packing import Packing, leaf_shapes
+from benchmarks.parts.tpu_kernels import held_shapes
+from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.tpu import (
     DeltaTokens,
     DeltaWeights,
@@ -46,13 +47,7 @@ def form_on(place: SingleDeviceSharding, packing: Packing) -> KernelForm:
 def shapes(
     packing: Packing, num_out: int, num_in: int, leading: tuple[int, ...], place: SingleDeviceSharding
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes of what the kernels are given; `leading` axes are of layers and of experts."""
-    form, found = form_on(place, packing), {}
-    for leaf, name in zip(form.leaves, form.names, strict=True):
-        shape, kind = leaf_shapes(packing, num_out, num_in)[leaf]
-        made = jax.eval_shape(partial(form.held, leaf, num_out=num_out), jax.ShapeDtypeStruct((*leading, *shape), kind))
-        found[name] = jax.ShapeDtypeStruct(made.shape, made.dtype, sharding=place)
-    return found
+    return held_shapes(form_on(place, packing), num_out, num_in, leading, place)
 
 
 @pytest.mark.parametrize(("name", "topology"), pairs(FORMS, TOPOLOGIES))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
-from penstock.engine.attention.quantization import is_quantized
+from penstock.engine.attention import page_size_for
 from penstock.engine.deployment.deployment import Deployment
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.schedules import table
@@ -50,7 +50,7 @@ def _rows_for(deployment: Deployment, chip: Chip) -> tuple[table.Row | None, tab
     shares = 1 if deployment.placement is None else deployment.placement.num_shares
     shapes = {(a.num_heads // shares, a.num_kv_heads // shares, a.head_dim) for a in attentions}
     is_plain = not any(a.sliding_window or a.soft_cap or a.sinks or a.kv_layer is not None for a in attentions)
-    page = 128 if is_quantized(kv) else 64
+    page = page_size_for("tpu", max_num_seqs=1, max_model_len=1, kv_dtype=kv)  # the smallest
     if len(shapes) != 1 or not is_plain or deployment.attention.name != "fused" or deployment.page_size != page:
         return None, None
     heads, kv_heads, head_dim = shapes.pop()

@@ -110,11 +110,9 @@ class Schedule:
             if region is not None:
                 landing, end_of_slots = self._start(region), address + 1 + self.delay_slots
             after = address + 1 if landing is not None else self._next_scalar[address]
-            changes[address], changes[after], cycles = (
-                changes[address] + 1,
-                changes[after] - 1,
-                cycles + after - address,
-            )
+            changes[address] += 1
+            changes[after] -= 1
+            cycles += after - address
             address = after
             if landing is not None and address == end_of_slots:
                 address, landing = landing, None
@@ -134,7 +132,7 @@ class Schedule:
     def _loop(self, start: int, end: int, spans: Sequence[tuple[int, int]]) -> Loop:
         inner = [(s, e) for s, e in spans if start < s and e <= end]
         own = [b for b in self.bundles[start : end + 1] if not any(s <= b.address <= e for s, e in inner)]
-        counts = Counter(kind for bundle in own for operation in bundle.operations for kind in _kinds(operation))
+        counts = _counted(own)
         depth = sum(s < start and end <= e for s, e in spans)
         return Loop(
             start, end, depth, len(own), counts["spill"], counts["fill"], counts["transfer"], counts["bounds check"]
@@ -149,10 +147,7 @@ class Schedule:
     @cached_property
     def _back_branches(self) -> list[tuple[int, int]]:
         """First and last address of the body of each branch that goes back."""
-        branches = [
-            (bundle.address, op.target) for bundle in self.bundles for op in bundle.operations if op.target is not None
-        ]
-        spans = [(self._start(target), address + self.delay_slots) for address, target in branches]
+        spans = [(self._start(target), address + self.delay_slots) for address, target in self._branches]
         return [(start, end) for start, end in spans if start <= end - self.delay_slots]
 
     @cached_property
