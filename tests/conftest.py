@@ -238,14 +238,27 @@ def own_path() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_logs() -> Iterator[None]:
-    """Undoes after each test the logging that a command of the test set up: where that wrote, or to a later test's
-    stdout, lines of clients in other tests would go.
+    """Undoes after each test the logging that a command or server of the test set up: where that wrote, or to a later
+    test's stdout, lines of clients in other tests would go; and what servers leave out, later tests would miss.
     """
+    libraries = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")]
+    levels = [logger.level for logger in libraries]
     yield
+    for logger, level in zip(libraries, levels, strict=True):
+        logger.setLevel(level)
     structlog.reset_defaults()
     root = logging.getLogger()
     for handler in [each for each in root.handlers if type(each).__module__ == "penstock.worker.logs"]:
         root.removeHandler(handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forgets after each module what its functions cached: chat templates hold a process each, programs much memory."""
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -69,9 +69,12 @@ class ConversationTemplate:
         self._special_tokens = dict(special_tokens)
         self._knows_developer = _NAMES_DEVELOPER.search(source) is not None
         self._template = ChatTemplate(source)
-        self._needs = TemplateNeeds(self._render_raw)
-        self._tools = Tools(self._render_shaped, source, self._template.variables)
-        self._probe = Probe(lambda messages, tools: self._render_shaped(*self._tools.put(messages, tools)))
+        # None of what follows refers to this object: its processes end with its last reference, not with a collection.
+        self._plain = plain = _Plain(self._template, self._special_tokens)
+        self._needs = TemplateNeeds(plain.render_raw)
+        self._shaped = fitted = _Shaped(plain, self._needs)
+        self._tools = tools = Tools(fitted.render, source, self._template.variables)
+        self._probe = Probe(lambda messages, shown: fitted.render(*tools.put(messages, shown)))
         self._instructions = Instructions(self._probe)
         self._turns = Turns(self._probe)
 
@@ -117,9 +120,9 @@ class ConversationTemplate:
         known, variables = self._tools.put(self._fitted(history, chat), chat.tools)
         messages = [_with_reasoning(message) for message in shaped(known, self._needs)]
         if not chat.continue_final_message:
-            return RenderedChat(self._rendered(messages, variables, chat), changes)
+            return RenderedChat(self._plain.render(messages, variables, chat), changes)
         said = _mark_end(messages, self.source)
-        return RenderedChat(_cut(self._rendered(messages, variables, chat), said), changes)
+        return RenderedChat(_cut(self._plain.render(messages, variables, chat), said), changes)
 
     def _fitted(self, history: Sequence[Mapping[str, Any]], chat: Conversation) -> list[Mapping[str, Any]]:
         """Returns the messages as the template takes them, with nothing lost."""
@@ -138,31 +141,48 @@ class ConversationTemplate:
             return message
         return {**message, "role": "system"}
 
-    def _render_raw(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        return self._rendered(messages, {"tools": list(tools) or None}, Conversation(messages))
-
-    def _render_shaped(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        made = [_with_reasoning(message) for message in shaped(messages, self._needs)]
-        return self._rendered(made, variables, Conversation(made))
-
     def _render_turn(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], has_head: bool
     ) -> str | None:
         """Renders with the head of an answer or without; None: the template does not accept it."""
         known, variables = self._tools.put(messages, tools)
-        made = [_with_reasoning(message) for message in shaped(known, self._needs)]
-        return accepted(lambda: self._rendered(made, variables, Conversation(made, add_generation_prompt=has_head)))
+        return accepted(lambda: self._shaped.render(known, variables, has_head=has_head))
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], chat: Conversation) -> str:
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Renders messages as they are, with the special tokens."""
+
+    template: ChatTemplate
+    special_tokens: Mapping[str, Any]
+
+    def render_raw(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self.render(messages, {"tools": list(tools) or None}, Conversation(messages))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], chat: Conversation) -> str:
         every = {
-            **self._special_tokens,
+            **self.special_tokens,
             **variables,
             **chat.variables,
             "messages": messages,
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final_message,
         }
-        return self._template.render(every, now_s=chat.now_s)
+        return self.template.render(every, now_s=chat.now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shaped:
+    """Renders messages in the shape that the template needs."""
+
+    plain: _Plain
+    needs: TemplateNeeds
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, has_head: bool = True
+    ) -> str:
+        made = [_with_reasoning(message) for message in shaped(messages, self.needs)]
+        return self.plain.render(made, variables, Conversation(made, add_generation_prompt=has_head))
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

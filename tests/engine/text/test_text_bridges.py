@@ -178,7 +178,7 @@ def test_what_a_template_shows_whole_is_rendered_as_it_was(name: str, tools: lis
     for shape in SHAPES:
         messages = [template._with_role(message) for message in conversation(shape)]
         try:
-            as_given = template._render_shaped(messages, {"tools": tools or (None if name != "tools_listed" else [])})
+            as_given = template._shaped.render(messages, {"tools": tools or (None if name != "tools_listed" else [])})
         except InvalidRequest:
             continue
         wanted = [message["content"] for message in messages if "content" in message] + ["look_up"] * len(tools)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +75,13 @@ def tokenizer_for(family: str, **kwargs: Any) -> Any:
     return byte_level(chat_template=TEMPLATES[family], bos_token="<|start|>", **kwargs)
 
 
+@cache
+def ours(family: str) -> Tokenizer:
+    return Tokenizer(tokenizer_for(family))
+
+
 def encoded(family: str, messages: list[dict[str, Any]], **more: Any) -> EncodedChat:
-    return Tokenizer(tokenizer_for(family)).encode_chat(Conversation(messages, **more))
+    return ours(family).encode_chat(Conversation(messages, **more))
 
 
 def theirs(family: str, messages: list[dict[str, Any]], **more: Any) -> str:
@@ -104,6 +113,27 @@ def test_prompts_are_those_of_transformers(family: str, name: str, tools: list[d
     tokens = tokenizer_for(family)(chat.text, add_special_tokens=False)["input_ids"]
     assert chat.token_ids == tuple(tokens)
     assert chat.reply_format == FORMATS[family]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda template: template.render(Conversation([SYSTEM, QUESTION, CALLED, RESULT], TOOLS)),
+        lambda template: template.limits(template.read_back((), None)),
+        lambda template: template.shows_tools,
+    ],
+    ids=["render", "read back", "tools"],
+)
+def test_its_processes_end_with_the_last_reference(use: Callable[[ConversationTemplate], object]) -> None:
+    template = ConversationTemplate(TEMPLATES["hermes"], {})
+    use(template)
+    is_left = weakref.ref(template._template._sandbox)
+    gc.disable()
+    try:
+        del template
+        assert is_left() is None
+    finally:
+        gc.enable()
 
 
 @BY_FAMILY
