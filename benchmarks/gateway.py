@@ -35,7 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.parts:
         if name not in PARTS:
-            parser.error(f"{name} is none of {', '.join(PARTS)}")
+            parser.error(f"{name} is not one of {', '.join(PARTS)}")
     for name in arguments.parts or PARTS:
         load = os.getloadavg()[0]
         rows: list[dict[str, Any]] = asyncio.run(PARTS[name](arguments.rounds))

@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.parts:
         if name not in PARTS:
-            parser.error(f"{name} is none of {', '.join(PARTS)}")
+            parser.error(f"{name} is not one of {', '.join(PARTS)}")
     configure_logs("error", "console", sys.stderr)
     garbage.settle()
     for name in arguments.parts or PARTS:

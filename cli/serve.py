@@ -71,7 +71,7 @@ def serve(
     """Serve a model on this machine: a Redis server, a worker, a gateway and its page, until Ctrl-C.
 
     With --redis-url (or PENSTOCK_REDIS_URL, or REDIS_URL) that Redis is used, and none is started. Otherwise the queue
-    is kept in a folder, and whoever waits for a reply gets it after a restart. A worker that dies is started again.
+    is kept in a folder, and clients get their replies after a restart. A worker that dies is started again.
     Settings of workers and gateway that have no option here are read from the environment and penstock.toml.
 
     Ctrl-C or SIGTERM drains; a second one, over a second later, ends everything at once.

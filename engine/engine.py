@@ -267,7 +267,7 @@ class Engine:
                 self._give_up(failure)
 
     def _has_to_know(self) -> bool:
-        """Whether the next step must, or had better, be planned only after the tokens in flight are known."""
+        """Whether the next step must, or should, wait for the tokens in flight before it is planned."""
         if self._speculation is None or self._in_flight is None:
             return False
         try:

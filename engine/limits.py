@@ -38,7 +38,7 @@ class EngineLimits:
         if num_prompt >= self.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {num_prompt} tokens; with max_model_len {self.max_model_len} "
-                f"it can have {self.max_model_len - 1}, as an answer takes one at least"
+                f"it can have {self.max_model_len - 1}, as an answer takes at least one"
             )
         for generated in request.generated:
             if num_prompt + len(generated) > self.max_model_len:

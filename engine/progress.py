@@ -7,7 +7,7 @@ from collections.abc import Callable
 ReportProgress = Callable[[int, int, str], None]
 """Called with (done, total, current activity) during a long piece of work.
 
-With a total of 0, an activity begins of which nothing is counted.
+A total of 0 begins an activity without a count.
 """
 
 

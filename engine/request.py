@@ -115,7 +115,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """The log-probability of one token at one position. `token` and `bytes` are what it stands for inside a text."""
+    """The log-probability of one token at one position. `token` and `bytes` are its text."""
 
     token_id: int
     token: str  # special tokens are spelled out; incomplete characters become U+FFFD

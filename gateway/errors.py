@@ -172,7 +172,7 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
 
 
 def api_error(error: PenstockError) -> ApiError:
-    """Returns what a client is told of `error`. The rest is logged."""
+    """Returns what a client learns about `error`. The rest is logged."""
     return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
 
 

@@ -14,7 +14,7 @@ class Once:
         self._told: dict[Hashable, None] = {}
 
     def is_new(self, thing: Hashable) -> bool:
-        """Whether a thing is to be told; from now on it counts as told."""
+        """Whether a thing should be reported; from now on it counts as reported."""
         is_new = thing not in self._told
         self._told[thing] = self._told.pop(thing, None)
         if len(self._told) > MAX_TOLD:

@@ -77,7 +77,7 @@ class _Processes:
         return self._status
 
     def _await_signal(self) -> int | None:
-        """Returns the signal; None: a place is to be filled."""
+        """Returns the signal; None: a process is missing."""
         if not self._due_s:
             return signal.sigwait(self._awaited)
         timeout_s = max(0.0, min(self._due_s.values()) - time.monotonic())

@@ -123,7 +123,7 @@ class GatewayServer(_Server):
         self.drain()
 
     async def _look_for_keys(self) -> None:
-        """Warns if there are no API keys. A process that knows of keys goes on requiring one, whatever happens to
+        """Warns if there are no API keys. A process that has seen a key always requires one, whatever happens to
         Redis.
         """
         try:

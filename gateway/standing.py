@@ -39,7 +39,7 @@ class RedisHealth:
     Args:
         store: where a check writes.
         directory: what a check reads.
-        clients: all connections of the process, which are made anew if user or password have changed.
+        clients: all connections of the process; they reconnect if user or password have changed.
         refused_drain_after_s: how long Redis may refuse permanently.
 
     Attributes:
@@ -77,7 +77,7 @@ class RedisHealth:
             await self._looking.run()
 
     def told(self, error: PenstockError) -> ApiError:
-        """Notes an error, and returns what its client is told."""
+        """Notes an error, and returns what its client learns."""
         self.lost(error)
         return api_error(error)
 

@@ -134,7 +134,7 @@ async def _keep(server: EmbeddedServer) -> None:
 
 
 async def _ended(pid: int) -> None:
-    """Waits for the end of a child process, and leaves its exit status to whoever started it."""
+    """Waits for the end of a child process, and leaves its exit status to its parent."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(pid)
     loop.add_reader(descriptor, ended.set)

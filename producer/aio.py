@@ -116,7 +116,7 @@ class AsyncClient:
         return other
 
     def _forget_idle(self) -> None:
-        """Drops the clients of idle queues, as queues come and go. They are made anew when asked for."""
+        """Drops the clients of idle queues, as queues come and go. They are made again when needed."""
         idle = [queue for queue, other in self._others.items() if other._transport.is_idle]  # noqa: SLF001
         for queue in idle[: 1 - MAX_OTHERS]:
             del self._others[queue]

@@ -30,7 +30,7 @@ def build_request(prompt: Prompt, sampling: Sampling, *, fresh_id: str) -> Gener
 
 
 def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str, skip_special_tokens: bool = True) -> GenerateRequest:
-    """Returns a request that stands for a question about tokens. Errors name `token_ids`.
+    """Returns a request that asks a question about tokens. Errors name `token_ids`.
 
     Raises:
         RequestRefused: they are not a list of token ids.

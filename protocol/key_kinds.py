@@ -110,7 +110,7 @@ class Size:
     repeatable: int = 0
 
     def times(self, **counts: int) -> int:
-        """Returns the bytes that so many of each take."""
+        """Returns the bytes that these numbers of each take."""
         return sum(getattr(self, name) * count for name, count in counts.items())
 
 

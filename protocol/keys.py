@@ -105,7 +105,7 @@ def named(queue: str) -> str:
 
 
 def asked(queue: str) -> str:
-    """A sorted set of ids that a sweep found in `cancelled` lately, by when (ms). Expires a day after the last one."""
+    """A sorted set of ids that a sweep just found in `cancelled`, by when (ms). Expires a day after the last one."""
     return f"penstock:{{{queue}}}:lanes:asked"
 
 

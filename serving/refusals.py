@@ -43,7 +43,7 @@ class Refusals:
         self.refusal: Exception | None = None
 
     async def run(self) -> None:
-        """Runs until cancelled. Failed connections are made anew by whoever uses them; the rest are made anew here."""
+        """Runs until cancelled. Failed connections are replaced at their next use; the rest are replaced here."""
         while True:
             await self._readiness.refused.wait()
             await self._renew()

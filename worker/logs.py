@@ -24,7 +24,7 @@ _REQUESTS = structlog.get_logger("worker")  # the bound logger takes the configu
 
 
 VITAL = frozenset({"operator_action", "operator_action_failed", "drained", "stopped"})
-"""Events besides errors whose lines must never be lost: actions of operators, and the last event."""
+"""Events, apart from errors, whose lines must never be lost: actions of operators, and the last event."""
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.scenarios:
         if name not in SCENARIOS:
-            parser.error(f"{name} is none of {', '.join(SCENARIOS)}")
+            parser.error(f"{name} is not one of {', '.join(SCENARIOS)}")
     for name in arguments.scenarios or SCENARIOS:
         measure, seconds = SCENARIOS[name]
         load = os.getloadavg()[0]

@@ -22,7 +22,7 @@ def resolved(settings: Settings) -> tuple[Settings, int, str]:
     model, dtype = settings.model, settings.engine_config().dtype
     if model is None:
         raise CommandFailed(
-            f"no model is given: {flag('model')} wants a checkpoint, {DEMO_MODEL} or {PREFIX}tiny", USAGE
+            f"no model is given: {flag('model')} needs a checkpoint, {DEMO_MODEL} or {PREFIX}tiny", USAGE
         )
     try:
         if model.startswith(PREFIX):

@@ -46,7 +46,7 @@ DEFAULT_VOCAB_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Number of measurements, and where figures go besides the terminal."""
+    """Number of measurements, and where else figures go."""
 
     repeats: int
     json: Path | None
@@ -113,7 +113,7 @@ def _refuse_strangers(flags: Mapping[str, str], *, embedded: bool, waits: bool) 
     if embedded and waits:
         strangers.append("--wait")
     if strangers:
-        raise CommandFailed(f"{strangers[0]} means nothing {'with' if embedded else 'without'} --embedded", USAGE)
+        raise CommandFailed(f"{strangers[0]} has no effect {'with' if embedded else 'without'} --embedded", USAGE)
 
 
 async def _with_workers(settings: Settings, client: _Client, model: str | None, *, waits: bool) -> None:

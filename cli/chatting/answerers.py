@@ -52,7 +52,7 @@ class Answerer(Protocol):
     def answer(
         self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
     ) -> Iterator[Piece]:
-        """Yields the answer as it comes. `on_prefill` is told how far a long prompt is, from any thread.
+        """Yields the answer as it comes. `on_prefill` is called with the progress of a long prompt, from any thread.
 
         Raises (while iterating):
             PenstockError: there is none, or it broke off.

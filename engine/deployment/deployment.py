@@ -195,7 +195,7 @@ class Deployment:
 
     @property
     def logits_bytes(self) -> int:
-        """Upper bound of the bytes that the largest head needs on each device besides its arguments."""
+        """Upper bound of the bytes that the largest head needs on each device on top of its arguments."""
         geometry = self.geometry(self.max_model_len)
         rows = -(-geometry.max_rows // (1 if self.placement is None else self.placement.num_shares))
         return _COPIES_OF_LOGITS * rows * self.model.vocab_rows * 4
@@ -265,7 +265,7 @@ def deploy(
     progress: ReportProgress = silent,
 ) -> Deployment:
     """Lays out `model` on `devices`. The default is the first of this process's devices, as many as one copy needs.
-    `progress` is told if kernels are compiled for it.
+    `progress` is called if kernels are compiled for it.
 
     Raises:
         ConfigError: the model cannot be split this way, there are too few devices, the page table is too large, or int8

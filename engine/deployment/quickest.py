@@ -35,7 +35,7 @@ def with_quickest(deployment: Deployment) -> Deployment:
 
 
 def with_loops(info: EngineInfo, loops: Mapping[int, int], config: EngineConfig) -> EngineInfo:
-    """Adds the decode steps in one dispatch that were measured to be best, by row bucket. Names the arithmetic anew."""
+    """Adds the decode steps in one dispatch that were measured to be best, by row bucket. Names the new arithmetic."""
     several = tuple(sorted((rows, steps) for rows, steps in loops.items() if steps > 1))
     info = replace(info, loops=several)
     if not config.same_tokens:

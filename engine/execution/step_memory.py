@@ -32,7 +32,7 @@ class Measured:
 
 
 class StepMemory:
-    """A file in `directory`, or none. `facts` are what step times depend on besides the machine and the code."""
+    """A file in `directory`, or none. `facts` are what step times depend on, apart from the machine and the code."""
 
     def __init__(self, directory: Path | None, *facts: object) -> None:
         self._path: Path | None = None

@@ -13,7 +13,7 @@ from penstock.engine.loading.source import Checkpoint, open_checkpoint
 DIGEST_CHARS = 32
 AS_STORED = "auto"
 
-# What decides on tokens and on their text, besides the format of chats. A field that is None takes no part.
+# What decides tokens and their text, apart from the format of chats. A field that is None takes no part.
 DECISIVE = (
     *("weights", "tokenizer", "template", "template_rules", "reading_rules", "text_rules"),
     *("generation_defaults", "logprobs_mode"),

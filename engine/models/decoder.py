@@ -306,7 +306,7 @@ def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Weight]:
 
 
 def _select_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:
-    """Tells matmuls which layer's weights to use; experts are told with their rows."""
+    """Tells matmuls which layer's weights to use; experts learn it with their rows."""
     for linear in _read_in_stack(block, all_linears=all_linears).values():
         if isinstance(linear, Linear):
             linear.layer = layer

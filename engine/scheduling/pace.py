@@ -26,7 +26,7 @@ WORTH_IT = 1.2
 """Factor by which drafts must raise the token rate: neither times nor chances are known exactly."""
 
 WAKE_S = 0.0005
-"""Cost of not overlapping host and device, besides the host's own work: the round trip to the device, and threads that
+"""Cost of not overlapping host and device, beyond the host's own work: the round trip to the device, and threads that
 went to sleep meanwhile. Measured on a CPU with two cores.
 """
 
@@ -77,7 +77,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Limits on a step besides `max_batch_tokens`. By default there are none."""
+    """Limits on a step in addition to `max_batch_tokens`. By default there are none."""
 
     times: StepTimes | None = None
     prefill_share: float = 1.0  # share of the longest step that prompts may add to a decoding step; 1: all

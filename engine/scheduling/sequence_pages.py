@@ -59,7 +59,7 @@ class SequencePages:
         return sequence.lookup
 
     def _full_group_pages(self, counts: Iterable[int]) -> Amount:
-        """Sums page counts of the full groups: what a window moves past is replaced, whoever else holds it."""
+        """Sums page counts of the full groups: what a window moves past is replaced, no matter who else holds it."""
         windows = self._needs.windows
         return self._needs.by_kind(
             count if window is None else 0 for count, window in zip(counts, windows, strict=True)

@@ -141,7 +141,7 @@ class SequenceStates:
         return RowStates(read, (*writes, *behind))
 
     def _writable(self, sequence: Sequence, start: int) -> int:
-        """Returns the slot to continue in: the current one, unless that is to be kept and another is available."""
+        """Returns the slot to continue in: the current one, unless that must be kept and another is available."""
         if self._is_kept(sequence, start) and self._states.num_available:
             return self._states.allocate()
         return sequence.states.held.pop(start)
@@ -164,7 +164,7 @@ class SequenceStates:
         return number % self._interval == 0 or number in sequence.states.marks
 
     def _is_known(self, sequence: Sequence, position: int) -> bool:
-        """Whether the state after `position` tokens is to be kept, and all these tokens are known."""
+        """Whether the state after `position` tokens should be kept, and all these tokens are known."""
         return position <= sequence.num_certain and self._is_kept(sequence, position)
 
     def _kept_between(self, sequence: Sequence, start: int, end: int) -> list[int]:

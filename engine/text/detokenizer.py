@@ -73,7 +73,7 @@ class ContextDetokenizer:
     A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, each of its bytes is
     U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
 
-    A run that a prompt began, and that is UTF-8 so far, begins anew behind the prompt: what the client has of it stays.
+    A run that a prompt began, and that is UTF-8 so far, restarts behind the prompt: what the client has of it stays.
     """
 
     def __init__(self, vocabulary: TokenTexts, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> None:

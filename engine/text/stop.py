@@ -14,7 +14,7 @@ class StopMatcher:
 
     The text ends where the first stop string is complete, scanning character by character. If several are complete
     there, the longest counts. Everything after the stop string is left out, and so is the stop string itself unless it
-    is to be included. The matcher holds back only the longest suffix of the text that may still become a stop string
+    was asked for. The matcher holds back only the longest suffix of the text that may still become a stop string
     that is left out. The automaton is from Aho and Corasick, "Efficient string matching", CACM 18 (6), 1975; a
     character costs constant time on average.
     """

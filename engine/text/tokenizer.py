@@ -103,7 +103,7 @@ class Tokenizer:
 
     @property
     def reading_rules(self) -> str | None:
-        """What decides, besides the format, how replies are read: a version, and what is not honoured. None: they are
+        """What else than the format decides how replies are read: a version, and what is not honoured. None: they are
         text.
         """
         readbacks = [self._readback(name) for name in self._templates]

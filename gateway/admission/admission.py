@@ -158,8 +158,8 @@ class RequestAdmission:
         return meters
 
     async def _orders(self, sent: Sequence[OutgoingRequest], max_model_len: int | None) -> list[Order]:
-        """Returns the orders of requests that use something: a reply that has ended was charged to whoever asked
-        first.
+        """Returns the orders of requests that use something: a reply that has ended was charged to the first
+        that asked.
         """
         if self._key_manager is None or self._lease is None or not has_tabs(self._limits):
             return []

@@ -235,7 +235,7 @@ def _add(messages: list[Document], role: str, place: str, content: object, kinds
 
 
 _GIVEN = frozenset({"image", "container_upload", *_KINDS["user"]})
-"""Kinds of blocks that say something to the model, whose turn they are not."""
+"""Kinds of blocks that say something to the model in a turn of another role."""
 
 
 def _is_of_server(value: object) -> bool:

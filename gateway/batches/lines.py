@@ -31,7 +31,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A line as it stands in the file."""
+    """A line as the file has it."""
 
     place: int
     data: bytes

@@ -166,7 +166,7 @@ class BatchStore:
         raise ApiError(404, message, code="not_found")
 
     async def find(self, batch_id: str) -> StoredBatch | None:
-        """Returns a batch, whoever owns it."""
+        """Returns a batch, no matter who owns it."""
         record = await self._records.read(KIND, batch_id)
         return None if record is None else restored(record)
 

@@ -59,7 +59,7 @@ class Refusal(NamedTuple):
 
 
 Unknown: TypeAlias = Literal["spelled", "passed", "left_out"]
-"""What becomes of a field that nobody knows.
+"""What happens to an unknown field.
 
 - `spelled`: it is refused if it is nearly a known name, and passed over otherwise.
 - `passed`: it is passed over.

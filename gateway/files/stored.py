@@ -111,7 +111,7 @@ class FileStore:
         raise ApiError(404, message, param=param, code="not_found")
 
     async def find(self, file_id: str) -> StoredFile | None:
-        """Returns a file, whoever owns it."""
+        """Returns a file, no matter who owns it."""
         record = await self._records.read(KIND, file_id)
         return None if record is None else restored(record)
 

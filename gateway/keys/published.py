@@ -1,4 +1,4 @@
-"""Reads what workers have published of a reply: a request's use so far, whoever reads the reply."""
+"""Reads what workers have published of a reply: a request's use so far, no matter who reads the reply."""
 
 from __future__ import annotations
 

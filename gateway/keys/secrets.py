@@ -1,4 +1,4 @@
-"""Secrets by which clients identify themselves: 256 random bits, of which Redis has only the SHA-256 sum.
+"""Secrets by which clients identify themselves: 256 random bits; Redis has only their SHA-256 sum.
 
 A sum without salt and stretching suffices for a secret that nobody chose: there is no dictionary to try.
 """

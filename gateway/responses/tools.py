@@ -132,7 +132,7 @@ def offered(tools: Sequence[Document], namespace: str | None = None) -> dict[str
         own_name = tool.get("name") or tool["type"]
         name = full_name(own_name, namespace)
         if name in found:
-            raise ApiError(400, f"tools: {name} is there more than once", param="tools", code="invalid_value")
+            raise ApiError(400, f"tools: {name} is given more than once", param="tools", code="invalid_value")
         found[name] = OfferedTool({**_function_of(tool), "name": name}, own_name, namespace, tool["type"])
     return found
 

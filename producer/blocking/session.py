@@ -1,4 +1,4 @@
-"""An asyncio client with the thread that it runs in. A forked child gets both anew when it first uses them."""
+"""An asyncio client with the thread that it runs in. A forked child gets new ones at its first use."""
 
 from __future__ import annotations
 

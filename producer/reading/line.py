@@ -191,7 +191,7 @@ class Line:
     async def _look_again(self) -> None:
         """Checks the cursors after an outage, which may have been a failover to a server without the last entries.
 
-        If the entry that was read last is gone or differs, the reply is read anew. A reply of which nothing is left,
+        If the entry that was read last is gone or differs, the reply is read again. A reply of which nothing is left,
         not even the state, may yet be made again.
         """
         subs = self._all()

@@ -1,4 +1,4 @@
-"""One reply's entries as they arrive, for whoever reads that reply."""
+"""One reply's entries as they arrive, for the readers of that reply."""
 
 from __future__ import annotations
 

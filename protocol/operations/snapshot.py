@@ -21,7 +21,7 @@ WorkerState: TypeAlias = Literal["starting", "live", "unready", "draining", "sil
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A consumer of a queue's group, or a process that is to be one."""
+    """A consumer of a queue's group, or a process that will be one."""
 
     name: str
     num_taken: int  # requests taken and not finished

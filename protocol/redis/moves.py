@@ -2,7 +2,7 @@
 
 A managed Redis fails over by moving its name. Connections stay open to the demoted primary. It answers READONLY to
 writes, or loads the new primary's data, or waits for it. Nothing else tells a client that the name leads elsewhere. So
-what one connection hears counts for all that lead to the same place: each is closed and made anew at its next use,
+what one connection hears counts for all that lead to the same place: each is closed and opened again at its next use,
 which resolves the name again. A blocking read, which the old server may keep waiting, is cut.
 """
 

@@ -43,7 +43,7 @@ LATE_S = 1.5  # how long after its end a blocking read's answer is overdue
 GRACE_S = 0.75  # for the old connections, once a new one was answered; at least as long as that took
 ASK_TIMEOUT_S = 3.0
 ASK_EVERY_S = 1.0  # if the new connection has no answer either
-MAX_IDLE_S = 30.0  # a connection unused for longer is made anew
+MAX_IDLE_S = 30.0  # a connection unused for longer is replaced
 MOST_PATIENT = 4.0  # times the above: then the time limits of commands are over
 PATIENT_FOR_S = 5.0  # times how patient
 

@@ -43,7 +43,7 @@ def take_calls(
 
 
 def redate_calls(queue: str) -> Command:
-    """Redates calls in hand that seem to be taken in the future, as a clock was set back: they count as taken now."""
+    """Redates calls taken in the future, as it seems after a clock was set back: they count as taken now."""
     return call(_REDATE, (keys.calls(queue),), (keys.GROUP, MAX_REDATED))
 
 

@@ -162,7 +162,7 @@ class FunctionReference(WireModel):
 
 
 class NamedTool(WireModel):
-    """`tool_choice`: exactly this tool is to be called."""
+    """`tool_choice`: exactly this tool must be called."""
 
     type: Literal["function"]
     function: FunctionReference

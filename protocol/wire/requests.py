@@ -214,12 +214,12 @@ class GenerateRequest(WireModel):
             return
         names = [tool["function"]["name"] for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ValueError(f"tools: {max(names, key=names.count)} is there more than once")
+            raise ValueError(f"tools: {max(names, key=names.count)} is given more than once")
         chosen = self.chosen_tools()
         unknown = [name for name in chosen or () if name not in names]
         if unknown:
             raise ValueError(
-                f"tool_choice: {unknown[0]} is none of the tools: {', '.join(names)[:200] or 'there are none'}"
+                f"tool_choice: {unknown[0]} is not one of the tools: {', '.join(names)[:200] or 'there are none'}"
             )
         if self.is_tool_required and not names:
             raise ValueError("tool_choice: required, but there are no tools")

@@ -283,7 +283,7 @@ def _in_pieces(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
 def _only_numbers(values: Iterable[object]) -> None:
     """Rejects booleans, which would be 0 and 1, and bytes, which would be read as text. A million takes some 10 ms."""
     if wrong := _NO_NUMBERS.intersection(map(type, values)):
-        raise ValueError(f"holds a {min(kind.__name__ for kind in wrong)}, where only numbers may stand")
+        raise ValueError(f"holds a {min(kind.__name__ for kind in wrong)}, where only numbers are allowed")
 
 
 def _inside(level: Iterable[object]) -> list[object]:

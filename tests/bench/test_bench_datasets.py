@@ -70,8 +70,8 @@ def test_a_file_brings_prompts_of_all_kinds(tmp_path: Path) -> None:
     [
         ("nonsense", "line 2: not JSON"),
         ("[]", "line 2: list"),
-        ("{}", "line 2: wants exactly one of"),
-        ('{"prompt": "a", "messages": []}', "line 2: wants exactly one of"),
+        ("{}", "line 2: needs exactly one of"),
+        ('{"prompt": "a", "messages": []}', "line 2: needs exactly one of"),
         ('{"prompt": "a", "max_token": 3}', "max_token"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens must be a number from 1, not 0"),
         ('{"prompt": ""}', "prompt is empty"),

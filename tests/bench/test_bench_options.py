@@ -17,11 +17,11 @@ from penstock.tools.bench.options import LoadOptions
         ({"arrivals": "uniform"}, "--arrivals must be one of burst, constant, poisson, closed, not 'uniform'"),
         ({"arrivals": "poisson"}, "--arrivals poisson needs --rate"),
         ({"arrivals": "closed"}, "--arrivals closed needs --concurrency"),
-        ({"rate": 3.0}, "--rate 3 means nothing to --arrivals burst"),
-        ({"arrivals": "poisson", "rate": 3.0, "concurrency": 2}, "--concurrency 2 means nothing"),
+        ({"rate": 3.0}, "--rate 3 has no effect with --arrivals burst"),
+        ({"arrivals": "poisson", "rate": 3.0, "concurrency": 2}, "--concurrency 2 has no effect"),
         ({"arrivals": "constant", "rate": 0.0}, "--rate must be above 0, not 0"),
         ({"dataset": "nowhere.jsonl"}, "--dataset must be random, shared-prefix or a JSONL file, not 'nowhere.jsonl'"),
-        ({"prefix_length": 3}, "--prefix-length 3 means nothing to --dataset random"),
+        ({"prefix_length": 3}, "--prefix-length 3 has no effect with --dataset random"),
         ({"prompt_length": "many"}, "--prompt-length must be N, uniform"),
         ({"requests": 0}, "--requests must be 1 or more, not 0"),
         ({"seed": -1}, "--seed must be 0 or more, not -1"),
@@ -38,5 +38,5 @@ def test_impossible_options_are_named(options: dict[str, Any], message: str) -> 
 def test_options_that_mean_nothing_to_a_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "fine"}\n')
-    with pytest.raises(ImpossibleLoad, match="--prompt-length 3 means nothing to --dataset"):
+    with pytest.raises(ImpossibleLoad, match="--prompt-length 3 has no effect with --dataset"):
         LoadOptions(dataset=str(path), prompt_length="3")

@@ -29,7 +29,7 @@ def test_a_random_model_is_a_whole_checkpoint(tmp_path: Path, name: str, dtype: 
 
 
 def test_random_models_that_there_are_not(tmp_path: Path) -> None:
-    with pytest.raises(ImpossibleLoad, match="random:huge is none of random:nano"):
+    with pytest.raises(ImpossibleLoad, match="random:huge is not one of random:nano"):
         preset_dir("huge", "float32", tmp_path)
     with pytest.raises(ImpossibleLoad, match=r"--dtype of a random model must be one of .* not 'float16'"):
         preset_dir("nano", "float16", tmp_path)

@@ -160,7 +160,7 @@ async def test_a_trace_is_replayed_with_whose_its_requests_are(redis_url: str, t
         ('{"timestamp": 1, "output_length": 2}', "line 2: prompt_tokens is missing"),
         ('{"timestamp": 1, "input_length": 5}', "line 2: output_tokens is missing"),
         ('{"input_length": 5, "output_length": 2}', "line 2: timestamp is missing"),
-        ('{"timestamp": 1, "arrival_s": 1, "input_length": 5, "output_length": 2}', "say both when it arrives"),
+        ('{"timestamp": 1, "arrival_s": 1, "input_length": 5, "output_length": 2}', "both give its arrival time"),
         ('{"timestamp": -1, "input_length": 5, "output_length": 2}', "timestamp must be a number from 0, not -1"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 2}', "prompt_tokens must be .* from 1 to .*, not 0"),
         ('{"timestamp": 1, "input_length": 5, "output_length": 2.5}', "output_tokens must be .*, not 2.5"),
@@ -209,11 +209,11 @@ def test_a_request_that_never_fits_is_named_by_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rate": 3.0}, "--rate 3.0 means nothing to --trace .*, which says it itself"),
-        ({"arrivals": "poisson", "rate": 3.0}, "--rate 3.0 means nothing to --trace"),
-        ({"arrivals": "closed", "concurrency": 3}, "--concurrency 3 means nothing to --trace"),
-        ({"dataset": "shared-prefix"}, "--dataset shared-prefix means nothing to --trace"),
-        ({"output_length": "3"}, "--output-length 3 means nothing to --trace"),
+        ({"rate": 3.0}, "--rate 3.0 has no effect with --trace .*, which gives it itself"),
+        ({"arrivals": "poisson", "rate": 3.0}, "--rate 3.0 has no effect with --trace"),
+        ({"arrivals": "closed", "concurrency": 3}, "--concurrency 3 has no effect with --trace"),
+        ({"dataset": "shared-prefix"}, "--dataset shared-prefix has no effect with --trace"),
+        ({"output_length": "3"}, "--output-length 3 has no effect with --trace"),
         ({"trace_speed": 0.0}, "--trace-speed must be above 0, not 0"),
         ({"trace_block": 0}, "--trace-block must be 1 or more, not 0"),
         ({"requests": 4}, "holds 3 requests, fewer than the 4"),
@@ -225,7 +225,7 @@ def test_options_that_a_trace_says_itself_are_refused(tmp_path: Path, options: d
 
 
 def test_a_trace_s_options_need_a_trace_and_that_a_file() -> None:
-    with pytest.raises(ImpossibleLoad, match="--trace-speed 2 means nothing without --trace"):
+    with pytest.raises(ImpossibleLoad, match="--trace-speed 2 has no effect without --trace"):
         LoadOptions(trace_speed=2.0)
     with pytest.raises(ImpossibleLoad, match=r"--trace nowhere\.jsonl is no file"):
         LoadOptions(trace="nowhere.jsonl")

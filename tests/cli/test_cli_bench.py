@@ -164,13 +164,13 @@ def test_results_that_cannot_be_compared_are_a_wrong_usage(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["engine", "--rate", "3", "--model", "demo"], "--rate 3 means nothing to --arrivals burst"),
+        (["engine", "--rate", "3", "--model", "demo"], "--rate 3 has no effect with --arrivals burst"),
         (["engine"], "no model is given"),
-        (["engine", "--model", "random:huge"], "random:huge is none of"),
+        (["engine", "--model", "random:huge"], "random:huge is not one of"),
         (["engine", "--model", "demo", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
-        (["serve", "--max-num-seqs", "3"], "--max-num-seqs means nothing without --embedded"),
-        (["serve", "--embedded", "--redis-url", "redis://h"], "--redis-url means nothing with --embedded"),
-        (["serve", "--embedded", "--wait"], "--wait means nothing with --embedded"),
+        (["serve", "--max-num-seqs", "3"], "--max-num-seqs has no effect without --embedded"),
+        (["serve", "--embedded", "--redis-url", "redis://h"], "--redis-url has no effect with --embedded"),
+        (["serve", "--embedded", "--wait"], "--wait has no effect with --embedded"),
         (["serve", "--clients", "0"], "--clients must be 1 or more, not 0"),
         (["serve", "--timeout", "0"], "--timeout must be above 0, not 0"),
     ],

@@ -173,7 +173,7 @@ async def test_a_job_that_nobody_serves_yet_waits_and_one_that_is_asked_for_othe
     ("arguments", "told"),
     [
         (("none.jsonl", "out.jsonl"), "INPUT: none.jsonl can't be read"),
-        (("in.txt", "out.jsonl"), "in.txt: .txt is none of .jsonl, .ndjson, .csv, .tsv, .parquet"),
+        (("in.txt", "out.jsonl"), "in.txt: .txt is not one of .jsonl, .ndjson, .csv, .tsv, .parquet"),
         (("in.jsonl", "out.parquet"), "OUTPUT: out.parquet: the columns of CSV and Parquet are"),
         (("in.jsonl", "out.csv"), "the columns of CSV and Parquet are those of the input"),
         (("in.jsonl", "out.jsonl", "--template", "x {"), "--template can't be read"),
@@ -185,7 +185,7 @@ async def test_a_job_that_nobody_serves_yet_waits_and_one_that_is_asked_for_othe
         (("in.jsonl", "out.jsonl", "--template", "{x}", "--column", "x"), "not from both"),
         (("in.jsonl", "out.jsonl", "--plain", "--system", "x"), "leave out --plain or --system"),
         (("in.jsonl", "out.jsonl", "--max-tokens", "0"), "max_tokens"),
-        (("twice.csv", "out.csv"), "column 'a' stands twice in the header"),
+        (("twice.csv", "out.csv"), "column 'a' is in the header twice"),
         (("empty.csv", "out.csv"), "empty.csv has no header"),
         (("bytes.csv", "out.csv"), "bytes.csv can't be read"),
     ],
@@ -219,10 +219,10 @@ async def test_what_is_there_is_not_overwritten_and_one_run_at_a_time_has_a_job(
     (tmp_path / "out.jsonl.job").write_text("{")
     harmed = await run(redis_url, source, output)
     for outcome, told in (
-        (over_itself, "in.jsonl is there, and was not begun by this command: name another output"),
+        (over_itself, "in.jsonl already exists and was not begun by this command: name another output"),
         (nowhere, "out.jsonl.job can't be written"),
         (second, "out.jsonl.job: another run of this job is under way"),
-        (harmed, "out.jsonl.job is harmed: name another output"),
+        (harmed, "out.jsonl.job is damaged: name another output"),
     ):
         assert outcome.status == 1
         assert told in outcome.err

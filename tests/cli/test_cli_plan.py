@@ -29,7 +29,7 @@ def tiny(tmp_path: Path) -> str:
 
 def test_an_unknown_chip_and_an_unknown_model_are_named(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--model", tiny, "--topology", "a100:8", "--tensor", "1"]) == 1
-    assert "'a100:8' is of no known chip (v5e, v6e, tpu7x)" in capsys.readouterr().err
+    assert "'a100:8' names no known chip (v5e, v6e, tpu7x)" in capsys.readouterr().err
     assert run(["plan", "--model", "gpt-5", "--topology", "v5e:2x2", "--tensor", "1"]) == 1
     assert "'gpt-5' is not a preset" in capsys.readouterr().err
 

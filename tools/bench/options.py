@@ -127,13 +127,13 @@ class LoadOptions:
             return
         for name in _OF_TRACES:
             if getattr(self, name) is not None:
-                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name):g} means nothing without --trace")
+                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name):g} has no effect without --trace")
         unused = {"random": ("prefix_length", "prefix_count"), "shared-prefix": ()}.get(
             self.dataset, ("prefix_length", "prefix_count", "prompt_length", "vocab_size")
         )
         for name in unused:
             if getattr(self, name) is not None:
-                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name)} means nothing to --dataset {self.dataset}")
+                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name)} has no effect with --dataset {self.dataset}")
         if self.is_file and not Path(self.dataset).is_file():
             raise ImpossibleLoad(f"--dataset must be random, shared-prefix or a JSONL file, not {self.dataset!r}")
 
@@ -143,7 +143,7 @@ class LoadOptions:
         others["arrivals"] = None if self.arrivals == "burst" else self.arrivals
         for name, value in others.items():
             if value is not None:
-                raise ImpossibleLoad(f"{_flag(name)} {value} means nothing to --trace {trace}, which says it itself")
+                raise ImpossibleLoad(f"{_flag(name)} {value} has no effect with --trace {trace}, which gives it itself")
         if not Path(trace).is_file():
             raise ImpossibleLoad(f"--trace {trace} is no file")
 

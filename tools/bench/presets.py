@@ -62,7 +62,9 @@ def preset_dir(name: str, dtype: str, root: Path) -> Path:
         ImpossibleLoad: there is no such preset, or it can't have this dtype.
     """
     if name not in GEOMETRIES:
-        raise ImpossibleLoad(f"--model {PREFIX}{name} is none of {', '.join(PREFIX + known for known in GEOMETRIES)}")
+        raise ImpossibleLoad(
+            f"--model {PREFIX}{name} is not one of {', '.join(PREFIX + known for known in GEOMETRIES)}"
+        )
     if dtype not in get_args(Dtype):
         raise ImpossibleLoad(f"--dtype of a random model must be one of {', '.join(get_args(Dtype))}, not {dtype!r}")
     directory = root / f"{name}-{dtype}"

@@ -59,7 +59,7 @@ def read_result(path: Path) -> Result:
     except (OSError, UnicodeDecodeError) as error:
         raise BadResult(path, f"it cannot be read: {error}") from error
     except ValidationError as error:
-        raise BadResult(path, f"no result of penstock bench that can be compared: {explain(error)}") from None
+        raise BadResult(path, f"not a result of penstock bench that can be compared: {explain(error)}") from None
     except ImpossibleLoad as error:
         raise BadResult(path, f"options: {error}") from None
     except (ValueError, RecursionError) as error:

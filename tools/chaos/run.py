@@ -38,7 +38,7 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "max_num_seqs": 8,
     "max_batch_tokens": 64,
     "num_pages": 520,
-    "max_flush_interval_ms": 10,  # many chunks, and so many moments for faults
+    "max_flush_interval_ms": 10,  # many chunks, so that there are many moments for faults
 }
 CHAT_FORMAT = "hermes"  # the demo model has none; a grammar makes it follow any
 

@@ -66,7 +66,7 @@ def open_results(path: Path, rows: Rows) -> AppendedFile:
 def _kind(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in ENDINGS:
-        raise MapError(f"{path}: {suffix or 'a name without an ending'} is none of {', '.join(ENDINGS)}")
+        raise MapError(f"{path}: {suffix or 'a name without an ending'} is not one of {', '.join(ENDINGS)}")
     return suffix
 
 

@@ -85,12 +85,12 @@ class JobFile:
         if self.is_new:
             if output.exists() and output.stat().st_size:
                 self.path.unlink()
-                raise MapError(f"{output} is there, and was not begun by this command: name another output")
+                raise MapError(f"{output} already exists and was not begun by this command: name another output")
             return
         try:
             kept = json.loads(content)
             self.key, self.asked, its_format = kept["key"], kept["asked"], kept["penstock_map"]
         except (ValueError, KeyError, TypeError) as error:
-            raise MapError(f"{self.path} is harmed: name another output") from error
+            raise MapError(f"{self.path} is damaged: name another output") from error
         if its_format != FORMAT:
             raise MapError(f"{self.path} was written by another version of Penstock: name another output")

@@ -180,7 +180,7 @@ def _reopen(target: Path, stream: Path) -> None:
 
 
 def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema whose values stand in the batches themselves, and not in one before them."""
+    """Returns a schema whose values are in the batches themselves, not in one before them."""
     plain = [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
     ]

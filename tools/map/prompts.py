@@ -117,7 +117,7 @@ def _parts(template: str) -> list[tuple[str, str]]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise MapError(f"--template can't be read: {error}; a brace of the text is written twice") from error
+        raise MapError(f"--template can't be read: {error}; write a literal brace twice") from error
     for _, name, form, conversion in parts:
         if name is not None and (not name or form or conversion):
             raise MapError(

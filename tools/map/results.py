@@ -147,7 +147,7 @@ class JsonLinesFile(AppendedFile):
         """Keeps the last record of each row, if it is one to keep.
 
         Raises:
-            MapError: it can't be written anew.
+            MapError: it can't be rewritten.
         """
         last = {record.get(ID): record for record in self.records()}
         beside = self.path.with_name(f"{self.path.name}.new")

@@ -33,7 +33,7 @@ class Row:
 
 
 class Rows(ABC):
-    """The rows of a file, which is read anew by each iteration.
+    """The rows of a file; each iteration reads it again.
 
     Attributes:
         path: the file.
@@ -109,7 +109,7 @@ class Csv(Rows):
             raise MapError(f"{path} has no header")
         twice = [name for name in self.header if self.header.count(name) > 1]
         if twice:
-            raise MapError(f"{path}: column {twice[0]!r} stands twice in the header")
+            raise MapError(f"{path}: column {twice[0]!r} is in the header twice")
 
     def __iter__(self) -> Iterator[Row]:
         records = self._records()

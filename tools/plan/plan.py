@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def temporary_bytes(self) -> int:
-        """Most bytes that any function needs besides its arguments."""
+        """Most bytes that any function needs on top of its arguments."""
         return max((bucket.step_bytes for bucket in self.buckets), default=0)
 
     @property
@@ -160,7 +160,7 @@ def plan(
 
     `context` is the length of the sequences in the estimates. `only` restricts the compiled sizes, of tokens and of
     rows; estimates that need others are then missing. With several `processes`, functions compile in parallel; each
-    process is started anew and imports the caller's main module.
+    is a new process and imports the caller's main module.
 
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`

@@ -67,7 +67,7 @@ def compiled_by_processes(
                 _report(progress, len(made), len(functions), jobs[job])
         except BrokenProcessPool as error:
             raise EngineError(
-                f"one of {count} compiling processes was killed, for want of memory it may be, or crashed: try fewer"
+                f"one of {count} compiling processes was killed, perhaps for lack of memory, or crashed: try fewer"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

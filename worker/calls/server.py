@@ -28,7 +28,7 @@ _PART, _ANSWERS = "calls", "answers"  # names in readiness
 
 MAX_AT_ONCE = 8  # calls that one worker answers at once; the others are left to workers with less to do
 BYTES_PER_READ = 4 << 20
-HOLD_S = 1.0  # between two renewals of the calls in hand
+HOLD_S = 1.0  # between two renewals of the calls it holds
 IDLE_MS = 3000  # a call that was not renewed for that long is taken over
 LATE_S = 2.0  # a blocking read that ends this much late by the server's clock is cancelled; its call is taken over
 MAX_TRIES = 3  # workers that a call may bring down
@@ -66,7 +66,7 @@ class CallServer:
         self._failures: list[BaseException] = []  # errors that ended some of them
 
     def stop(self) -> None:
-        """Lets `run` return once the calls in hand are answered."""
+        """Lets `run` return once the calls it holds are answered."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -151,8 +151,8 @@ class CallServer:
             await pause(never, backoff.next_s())
 
     async def _try_publish(self, entry: QueueEntry, answer: Answer) -> bool:
-        """Tries to publish; False: the server accepts nothing now. The call stays in hand, as its next worker would
-        start over.
+        """Tries to publish; False: the server accepts nothing now. The call is kept, as its next worker would start
+        over.
         """
         try:
             await self._publish(entry, answer)

@@ -124,7 +124,7 @@ class Preparer:
         if self._max_model_len is not None and num_tokens >= self._max_model_len:
             raise PromptTooLong(
                 f"the prompt has at least {num_tokens} tokens; with max_model_len {self._max_model_len} "
-                f"it can have {self._max_model_len - 1}, as an answer takes one at least"
+                f"it can have {self._max_model_len - 1}, as an answer takes at least one"
             )
 
     def _check_length(self, num_tokens: int, at_least: str) -> None:

@@ -97,7 +97,7 @@ class Removals:
     def doubt(self, write: AsideWrite | Burial) -> bool:
         """Holds back an unsent removal after a change of servers: the end may be unknown to the new one.
 
-        False: nobody here knows what to check, so whoever finds the entry pending has to claim it.
+        False: this process does not know what to check, so the worker that finds the entry pending claims it.
         """
         checks = [self._leaving.get(entry_id) for entry_id in write.entry_ids]
         self._settling.extendleft((0.0, check) for check in checks if check is not None)

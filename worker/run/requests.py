@@ -40,11 +40,11 @@ TOKEN_WEIGHTS = (1, 2)
 class Phase(IntEnum):
     """Phase of a claimed request."""
 
-    CLAIMED = 1  # its journal is being read: until then nobody knows what an end would have to say
+    CLAIMED = 1  # its journal is being read: until then the content of an end is unknown
     RESTORED = 2  # its prompt is being tokenized, its grammar compiled
     ADMITTED = 3  # ready for the engine
     RUNNING = 4  # the engine has it
-    ENDED = 5  # nothing more will be generated; its end is to be written
+    ENDED = 5  # nothing more will be generated; its end is not written yet
     GONE = 6  # its end is written, or it belongs to another: nothing more may be written
 
 

@@ -78,7 +78,7 @@ class CancelWatch:
                 self._end(each, "cancelled")
 
     def _watched(self) -> list[LiveRequest | Parked]:
-        """Before its journal is read, nobody knows what a request's end must say."""
+        """Before its journal is read, the content of a request's end is unknown."""
         lives = (live for live in self._requests if Phase.RESTORED <= live.phase <= Phase.RUNNING)
         return [*lives, *self._requests.parked.values()]
 

@@ -38,7 +38,7 @@ _PHASES: dict[Phase, ReportedPhase] = {
 
 
 class WorkReport:
-    """Collects what operators are told about a worker with a model.
+    """Collects a report for operators about a worker with a model.
 
     Args:
         card: the worker's.

@@ -69,7 +69,7 @@ class DecodeSoftmax:
         self.values[tile] = so_far.values
 
     def _start(self, tile: Int) -> Sums:
-        """Returns the sums of a sequence of which no block is taken."""
+        """Returns the sums of a sequence before its first block."""
         shape = (self.tiles.rows, 1)
         values = jnp.zeros((self.tiles.rows, self.layout.query_width), jnp.float32)
         if self.sinks is None:

@@ -105,7 +105,7 @@ def _sampled_in_order(
     placement: Placement | None,
     form: Form,
 ) -> tuple[jax.Array, Logprobs]:
-    """Samples rows of which the first `count` ask. Log-probabilities of the others are zeros."""
+    """Samples rows; only the first `count` use options. Log-probabilities of the others are zeros."""
     num_rows, vocab_size = len(logits), common[0].vocab_size
     is_asking = jnp.arange(num_rows) < count
     # What asks is drawn below: here it takes part as the cheapest kind of row.

@@ -72,7 +72,7 @@ def is_ready(build_dir: Path | None) -> bool:
 
 def load_library(build_dir: Path | None, progress: ReportProgress = silent) -> ctypes.CDLL:
     """Loads the library that was shipped for this processor, or the one in `build_dir`, which is built if needed.
-    `progress` is told before a compiler runs.
+    `progress` is called before a compiler runs.
 
     A process loads it once, from whichever folder is requested first: XLA refuses a second kernel of the same name. If
     nothing can be kept in `build_dir`, or loaded from it, the library is built for this process alone.

@@ -79,7 +79,7 @@ class Panels(Held):
 
 @dataclass(frozen=True)
 class QuantizedPanels(Panels):
-    """Quantized weights in panels, of which the kernel unpacks each where it is used."""
+    """Quantized weights in panels; the kernel unpacks each where it is used."""
 
     packing: Packing
 
@@ -166,7 +166,7 @@ def result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 
 def in_halves(lanes: Any, packing: Packing) -> Any:
-    """Reorders codes, the first of which is in the low bits: those of even features go to the low half. `_reordered`
+    """Reorders codes whose first is in the low bits: those of even features go to the low half. `_reordered`
     undoes it.
     """
     return _swapped(_swapped_nibbles(lanes) if packing.code == "int4" else lanes)

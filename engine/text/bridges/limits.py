@@ -65,7 +65,7 @@ def rules_of(limits: Iterable[str]) -> str | None:
 
 
 def _leads(template: Template, roles: Sequence[str]) -> bool:
-    """Checks whether instructions can stand in front, with and without tools, whoever speaks last."""
+    """Checks whether instructions can stand in front, with and without tools, no matter who speaks last."""
     lasts = _PLACES if _shows_calls(template) else _PLACES[:2]
     with_tools = (False, True) if _has_tools(template) else (False,)
     return all(
@@ -150,4 +150,4 @@ LIMITS: Mapping[str, Limit] = {
         False,
     ),
 }
-"""The limits by their names on the model card, in the order in which they are told."""
+"""The limits by their names on the model card, in the order in which they are listed."""

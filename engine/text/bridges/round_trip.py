@@ -52,7 +52,7 @@ _SHOWN_TOOL: Message = {
 }
 _TOOLS = (Tool(_FUNCTION, json.dumps(_SCHEMA)),)
 _QUESTION: Message = {"role": "user", "content": "Hi."}
-MIN_ANCHOR_CHARS = 4  # shorter ones stand in any text
+MIN_ANCHOR_CHARS = 4  # shorter ones occur in any text
 _OPENINGS = "<["  # of tags
 
 

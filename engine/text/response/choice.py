@@ -10,7 +10,7 @@ from penstock.engine.text.response.syntax import ReplyFormat, TurnMarks
 
 MAX_PREFIX_TAGS = 256
 NO_MARKS = TurnMarks()
-AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
+AUTO, NONE = "auto", "none"  # values of the setting that name no format
 
 
 def named_in(template: str) -> list[str]:

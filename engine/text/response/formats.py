@@ -167,7 +167,7 @@ _ALL = (
     ),
     _dsml("deepseek_v32", "function_calls"),
     _dsml("deepseek_v4", "tool_calls"),
-    ReplyFormat(  # Kimi K2; a function's name stands in the id of the call
+    ReplyFormat(  # Kimi K2; the id of a call has the function's name
         "kimi_k2",
         Calls(
             Arguments.JSON,

@@ -142,7 +142,7 @@ class ReplyFormat:
 
 
 def is_inside(special_token: str, syntax: str) -> bool:
-    """Whether a special token stands in a piece of syntax. Words and white space of a text are no tokens there."""
+    """Whether a piece of syntax contains a special token. Words and white space of a text are no tokens there."""
     return special_token in syntax and not special_token.isalnum() and not special_token.isspace()
 
 

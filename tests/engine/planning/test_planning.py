@@ -255,7 +255,7 @@ def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp
     assert planned_model(str(path)) == preset("qwen3-32b")
     with pytest.raises(ConfigError, match=r"'gpt-5' is not a preset \(Qwen3-0.6B"):
         planned_model("gpt-5")
-    with pytest.raises(ConfigError, match="'h100:8' is of no known chip"):
+    with pytest.raises(ConfigError, match="'h100:8' names no known chip"):
         plan(llama_8b(), "h100:8", EngineConfig())
 
 

@@ -125,7 +125,7 @@ def test_every_field_of_the_official_client_has_a_policy() -> None:
         ({"tools": [{**TOOL, "parametres": {}}]}, "tools[0].parametres", "unknown_parameter", "parameters"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{**TOOL, "descripton": "d"}]}]},
             "tools[0].tools[0].descripton", "unknown_parameter", "did you mean description?"),
-        ({"tools": [TOOL, TOOL]}, "tools", "invalid_value", "noon is there more than once"),
+        ({"tools": [TOOL, TOOL]}, "tools", "invalid_value", "noon is given more than once"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "unsupported_value", "allowed_tools"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value", "no tools"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value", "huge"),

@@ -257,15 +257,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (tool(parameters='{"type": "object"}'), "function.parameters: Input should be a valid object"),
     (chat(tools=[{"type": "web_search"}]), "tools[0]"),
     (chat(tools=[7]), "tools[0]"),
-    (chat(tools=[TOOL, TOOL]), "tools: f is there more than once"),
+    (chat(tools=[TOOL, TOOL]), "tools: f is given more than once"),
     (chat(tools=[TOOL], tool_choice="any"), "tool_choice"),
     (chat(tools=[TOOL], tool_choice={"type": "custom"}), "tool_choice"),
     (
         chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
-        "tool_choice: g is none of the tools: f",
+        "tool_choice: g is not one of the tools: f",
     ),
     (chat(tool_choice="required"), "tool_choice: required, but there are no tools"),
-    (chat(tool_choice=NAMED), "tool_choice: f is none of the tools: there are none"),
+    (chat(tool_choice=NAMED), "tool_choice: f is not one of the tools: there are none"),
     (
         {"prompt": "x", "tools": [TOOL], "parallel_tool_calls": False},
         "tools is for chats, which need messages",

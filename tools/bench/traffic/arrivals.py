@@ -51,7 +51,7 @@ class Arrivals:
     `closed`: the next one comes as soon as fewer than `concurrency` are under way.
 
     Raises:
-        ImpossibleLoad: `rate` or `concurrency` is missing, out of range, or means nothing to this kind.
+        ImpossibleLoad: `rate` or `concurrency` is missing, out of range, or has no effect with this kind.
     """
 
     kind: ArrivalKind = "burst"
@@ -83,6 +83,8 @@ def _require(option: str, value: float | None, kind: ArrivalKind, kinds: tuple[A
     if kind in kinds and value is None:
         raise ImpossibleLoad(f"--arrivals {kind} needs {option}")
     if kind not in kinds and value is not None:
-        raise ImpossibleLoad(f"{option} {value:g} means nothing to --arrivals {kind}, only to {' and '.join(kinds)}")
+        raise ImpossibleLoad(
+            f"{option} {value:g} has no effect with --arrivals {kind}, only with {' and '.join(kinds)}"
+        )
     if value is not None and not 0 < value < float("inf"):
         raise ImpossibleLoad(f"{option} must be above 0, not {value:g}")

@@ -28,7 +28,7 @@ class BlockPrompt:
         return self.length
 
     def token_ids(self) -> tuple[int, ...]:
-        """Generates the ids anew each time."""
+        """Generates the ids again each time."""
         shared = [self._ids(f"block {name}", self.block_size) for name in self.blocks]
         ids = np.concatenate([*shared, np.zeros(0, np.int64)])[: self.num_shared]
         return tuple(np.concatenate([ids, self._ids(f"own {self.own}", self.length - len(ids))]).tolist())

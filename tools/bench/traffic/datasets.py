@@ -126,7 +126,7 @@ def _from_line(where: str, line: str, default_length: int) -> BenchRequest:
     given = [name for name in _PROMPT_FIELDS if name in fields]
     if unknown or len(given) != 1:
         raise ImpossibleLoad(
-            f"{where}: wants exactly one of {', '.join(_PROMPT_FIELDS)}, and at most max_tokens beside it, "
+            f"{where}: needs exactly one of {', '.join(_PROMPT_FIELDS)}, and at most max_tokens beside it, "
             f"not {sorted(fields)}"
         )
     max_tokens = fields.get("max_tokens", default_length)

@@ -183,7 +183,7 @@ def _checked(where: str, fields: Mapping[str, Any], block_size: int | None) -> T
 def _arrival_s(fields: Mapping[str, Any], *, is_bailian: bool) -> float:
     given = [name for name in _ARRIVALS if name in fields]
     if len(given) != 1:
-        raise _Wrong("timestamp is missing" if not given else f"{' and '.join(given)} say both when it arrives")
+        raise _Wrong("timestamp is missing" if not given else f"{' and '.join(given)} both give its arrival time")
     value = fields[given[0]]
     if given[0] == "datetime":
         return _moment_s(value)

@@ -58,7 +58,7 @@ class Bucket:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that it takes besides its arguments while it runs."""
+        """Bytes that it takes on top of its arguments while it runs."""
         return self.temporary_bytes + self.output_bytes
 
 

@@ -34,7 +34,7 @@ def chip_of(topology: str) -> Chip:
     """
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:
-        raise ConfigError(f"topology {topology!r} is of no known chip ({', '.join(CHIPS)}); give one as {EXAMPLES[2]}")
+        raise ConfigError(f"topology {topology!r} names no known chip ({', '.join(CHIPS)}); give one as {EXAMPLES[2]}")
     return chip
 
 

@@ -182,7 +182,7 @@ class ScalarUnit:
             return None
 
     def _address(self, operand: str, made: Mapping[str, Value]) -> int | None:
-        """Returns the sum of what stands in brackets."""
+        """Returns the sum of what is in brackets."""
         total = 0
         for name, hexadecimal, register, decimal in _ADDRESS.findall(operand.removeprefix("[smem:")):
             value = self._place(name) if name else self._value(register, made) if register else None
