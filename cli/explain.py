@@ -111,7 +111,7 @@ def _number(fields: Mapping[bytes, bytes], name: str) -> int | None:
 
 
 def _logged(folder: Path, request_id: str) -> Iterator[dict[str, Any]]:
-    """Yields the lines about a request of all logs in a folder. What is no JSON is passed over."""
+    """Yields the lines about a request of all logs in a folder. Lines that are not JSON are skipped."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             with file.open(errors="replace") as lines:

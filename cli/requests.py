@@ -138,7 +138,7 @@ async def _look_up(settings: Settings, request_id: str) -> RequestView:
 
 
 async def _cancel(settings: Settings, request_id: str) -> str | None:
-    """Cancels; returns why there may have been nothing to."""
+    """Cancels; returns why there may have been nothing to cancel."""
     async with connected(settings.redis_url) as redis:
         view = await look_up(redis, settings.queue, request_id)
         if view.state == "ended":

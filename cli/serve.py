@@ -197,7 +197,7 @@ def _secret(text: str | None) -> tuple[Secret | None, bool]:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Says at once what the gateway would find out once everything else runs."""
+    """Reports early what the gateway would find only once everything else runs."""
     try:
         listen(host, port).close()
     except OSError as error:

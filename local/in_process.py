@@ -277,7 +277,7 @@ class _Run:
             raise self.timeout
 
     def take(self) -> Iterator[ChunkEntry | EndEntry]:
-        """Yields how far the prompt is and the new output, as the worker's publisher would write them, then the end.
+        """Yields the prompt's progress and the new output, as the worker's publisher would write them, then the end.
 
         Tokens without text wait for text, except at the end, so that readers never get an empty chunk.
         """

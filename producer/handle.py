@@ -55,7 +55,7 @@ class ReplyStream:
 
     @property
     def prefill(self) -> Prefill | None:
-        """How far a long prompt is computed, as its worker says about once a second; None before, and once tokens come.
+        """Progress of a long prompt, as its worker reports it about once a second; None before, and once tokens come.
 
         Look while another task waits for the next chunk, or have it told by `on_prefill`.
         """

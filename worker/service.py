@@ -204,7 +204,7 @@ class WorkerService:
                         await reporting.stop()
 
     async def _load_or_stop(self, hold: asyncio.Task[None]) -> Model | None:
-        """None: told to stop before the model was loaded, whose thread ends with the process."""
+        """None: told to stop before the model was loaded; the loading thread ends with the process."""
         loop = asyncio.get_running_loop()
         self._say("loading the model")
 

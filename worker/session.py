@@ -271,7 +271,7 @@ class Session:
         self._threads.close()
 
     async def _try_goodbye(self, part: Coroutine[Any, Any, None]) -> None:
-        """Takes leave of Redis if it is there; otherwise the heartbeat's time to live does the rest."""
+        """Signs off at Redis if it is there; otherwise the heartbeat's time to live does the rest."""
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await part

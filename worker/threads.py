@@ -57,11 +57,11 @@ class Threads:
         return await wait(asyncio.get_running_loop().run_in_executor(self._prompts, function))
 
     async def run_chat(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Handles a chat in a thread: a small one may make much text."""
+        """Handles a chat in a thread: even a small one may produce much text."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._chats, function))
 
     async def run_grammar(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Handles a grammar in a thread: a small one may take long."""
+        """Handles a grammar in a thread: even a small one may take long."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._grammars, function))
 
 

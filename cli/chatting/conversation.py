@@ -127,7 +127,7 @@ def _take_nothing(name: str, rest: str) -> None:
 
 
 def _read(value: str) -> Any:
-    """Reads a value as JSON; what is none is text."""
+    """Reads a value as JSON, or else as text."""
     try:
         return json.loads(value)
     except ValueError:

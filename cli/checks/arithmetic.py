@@ -1,4 +1,4 @@
-"""Checks by which arithmetic a worker here would multiply, and measures what that costs against the other one."""
+"""Checks which arithmetic a worker here would use, and measures its cost against the other one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOWER = 1.2  # times of the other arithmetic from which it is worth a look: le
 
 
 def check_arithmetic(config: EngineConfig) -> Finding:
-    """Times C++ and XLA in turn where the kernels are there. Elsewhere the price is unknown, and is said to be."""
+    """Times C++ and XLA in turn where the kernels are there. Elsewhere it reports that the price is unknown."""
     try:
         platform = jax.devices()[0].platform
     except RuntimeError:

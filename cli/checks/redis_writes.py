@@ -1,4 +1,4 @@
-"""Checks whether Redis accepts writes, and will go on to."""
+"""Checks whether Redis accepts writes, and will keep accepting them."""
 
 from __future__ import annotations
 

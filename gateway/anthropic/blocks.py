@@ -248,7 +248,7 @@ def _is_of_server(value: object) -> bool:
 
 
 def _quote(messages: list[Document], role: str, place: str, heads: Iterable[str | None], content: object) -> None:
-    """Adds a text from elsewhere behind what says where it is from."""
+    """Adds a text from elsewhere, preceded by its source."""
     _turn(messages, role)["content"].extend(_part(f"{head}\n\n") for head in heads if head)
     _add(messages, role, place, content, _TEXT)
 

@@ -18,7 +18,7 @@ _VERSION = re.compile(r"_\d{8}$")
 
 @dataclass(frozen=True, slots=True)
 class ClientRunTool:
-    """One of these tools: what the model is told of it, and its input."""
+    """One of these tools: its description for the model, and its input."""
 
     description: str
     properties: Mapping[str, Document]

@@ -57,7 +57,7 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_tools(values: list[dict[str, Any]]) -> list[Document]:
-    """Converts tools to functions. Those that a server would run, such as a search of the web, are left out and said.
+    """Converts tools to functions. Those that a server would run, such as a web search, are left out and reported.
 
     Raises:
         ApiError: naming what is wrong.

@@ -1,4 +1,4 @@
-"""Treatment of tools and blocks by their kind, which their `type` names: one that nobody knows is left out and said."""
+"""Treatment of tools and blocks by their kind, which their `type` names: an unknown one is left out and reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.protocol.wire.values import spelled
 
 
 def leave_out_tool(place: str, kind: object, known: Collection[str]) -> None:
-    """Notes that a tool is left out: one that a server would run, or of a kind that nobody knows.
+    """Notes that a tool is left out: one that a server would run, or of an unknown kind.
 
     Raises:
         ApiError: fields are strict, or its kind is none, or nearly one of those that are known.

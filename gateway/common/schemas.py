@@ -1,4 +1,4 @@
-"""JSON schemas of the functions that the gateway makes of other kinds of tools."""
+"""JSON schemas of the functions that the gateway makes from other kinds of tools."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def closed_object(properties: Mapping[str, Document], required: Iterable[str]) -
 
 
 def described(kind: str, description: str) -> Document:
-    """Returns the schema of a value of a plain type, with what the model is told of it."""
+    """Returns the schema of a value of a plain type, with its description for the model."""
     return {"type": kind, "description": description}

@@ -86,7 +86,7 @@ class ChatBody(RequestOptions):
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the tools that are functions. Those that a server would run are left out and said.
+    """Returns the tools that are functions. Those that a server would run are left out and reported.
 
     Raises:
         ApiError: one is the client's, and no function.

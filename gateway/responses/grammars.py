@@ -15,7 +15,7 @@ MAX_CHARS = 65_536
 
 
 class NotRegular(ValueError):
-    """A grammar has a rule that leads back to itself, or something that has no regular expression here."""
+    """A grammar has a recursive rule, or something that has no regular expression here."""
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +98,7 @@ class _Grammar:
         """Returns the expression of a rule or terminal."""
         if name not in self._made:
             if name in self._open or name not in self._bodies:
-                raise NotRegular(f"{name} leads back to itself, or is not there")
+                raise NotRegular(f"{name} is recursive, or not defined")
             self._open.add(name)
             self._made[name] = _bounded(f"(?:{_Body(self, self._bodies[name]).whole()})")
             self._open.remove(name)

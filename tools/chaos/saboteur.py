@@ -51,7 +51,7 @@ class _Armed:
     taken: asyncio.Event = field(default_factory=asyncio.Event)  # set only if the fault waits for it
 
     async def wait_over(self) -> None:
-        """Returns when the frozen worker is to wake up."""
+        """Returns when the frozen worker should wake up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.fault.length_s):
                 await self.taken.wait()

@@ -1,4 +1,4 @@
-"""Opens inputs and outputs, each as its ending says."""
+"""Opens inputs and outputs by the endings of their names."""
 
 from __future__ import annotations
 

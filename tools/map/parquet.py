@@ -97,7 +97,7 @@ class ParquetResults(AppendedFile):
             raise MapError(f"{self._target}: row {record.get('reply_row')} can't be written: {error}") from error
 
     def close(self) -> None:
-        """Makes the file of the stream, which then goes."""
+        """Makes the file from the stream, then deletes the stream."""
         super().close()
         beside = self._target.with_name(f"{self._target.name}.new")
         try:
@@ -170,7 +170,7 @@ def _schema_in(stream: Path) -> pa.Schema | None:
 
 
 def _reopen(target: Path, stream: Path) -> None:
-    """Makes a stream of what earlier runs wrote."""
+    """Makes a stream from what earlier runs wrote."""
     beside = stream.with_name(f"{stream.name}.new")
     with pq.ParquetFile(target) as file, beside.open("wb") as out:
         out.write(file.schema_arrow.serialize().to_pybytes())

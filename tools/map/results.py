@@ -1,4 +1,4 @@
-"""Writes replies beside the columns of their rows. What an earlier run wrote is read back, but for a torn end."""
+"""Writes replies beside the columns of their rows. What an earlier run wrote is read back, except for a torn end."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class JsonLinesFile(AppendedFile):
     """One JSON object a line."""
 
     def keep_last(self, is_kept: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Keeps the last record of each row, if it is one to keep.
+        """Keeps the last record of each row, if it should be kept.
 
         Raises:
             MapError: it can't be rewritten.

@@ -132,7 +132,7 @@ class Intake:
             await self._take_urgent()
 
     async def _look_for_own(self) -> bool:
-        """Takes on entries that are pending here but not known.
+        """Takes on entries that are pending here but unknown.
 
         False: another process has the name, and the entries pending under it. Claiming them would fence that process.
         """

@@ -229,7 +229,7 @@ def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
 
 
 def _check_unread(asked: GenerateRequest, tools: Sequence[Tool]) -> None:
-    """Refuses what needs calls to be read where they are not."""
+    """Refuses requests that need tool calls to be read, where they cannot be."""
     strict = next((f"tools: {tool.name} is strict" for tool in tools if tool.strict), None)
     needs = "tool_choice requires a call" if asked.is_tool_required else strict
     if needs:
@@ -255,7 +255,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _last_words(asked: GenerateRequest) -> str:
-    """Returns what is echoed of a chat: only what is continued."""
+    """Returns what a chat echoes: only the message that it continues."""
     last = asked.messages[-1] if asked.messages else None
     if not (asked.echo and asked.continue_final_message) or last is None or last.content is None:
         return ""

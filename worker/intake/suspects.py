@@ -60,7 +60,7 @@ class Suspects:
 
     @property
     def is_due(self) -> bool:
-        """Whether a suspect has waited as long as others may go first."""
+        """Whether a suspect has waited for as long as others may go before it."""
         return bool(self._due)
 
     @property

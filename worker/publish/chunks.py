@@ -14,8 +14,8 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity; what cannot be sampled gets this,
 
 
 def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> list[str]:
-    """Makes the fields that `encode_reply` makes of `chunk_entry`, without the model in between: every token comes by
-    here.
+    """Makes the same fields as `encode_reply` of `chunk_entry`, without the model in between: every token passes
+    through here.
     """
     ids = pending.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))

@@ -129,7 +129,7 @@ def log_losses(losses: Sequence[tuple[LiveRequest, str]]) -> None:
 
 
 def observe_refusal(metrics: WorkerMetrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
-    """Records that Redis refuses, for good, what nobody waits for."""
+    """Records that Redis permanently refuses a write that nobody waits for."""
     if isinstance(write, Burial):
         metrics.lost_dead_letters.inc()
         what = {"request_id": write.request_id, "entry": write.entry_id, "code": write.code}

@@ -117,7 +117,7 @@ class Outbox:
 
     @property
     def num_unsettled(self) -> int:
-        """Number of writes that have to go again."""
+        """Number of writes that have to be sent again."""
         return len(self._unsettled)
 
     @property
