@@ -32,7 +32,7 @@ class EngineInfo:
     instructions: str | None = None  # that multiply bf16 in the C++ kernels; None: no such kernel is used
     arithmetic: str | None = None  # names how sums are rounded; None: it never matters
     loops: tuple[tuple[int, int], ...] = ()  # (row bucket, its decode steps in one dispatch), where these are several
-    timed: tuple[str, ...] = ()  # what times at the start chose of what may change tokens (`same_tokens` off)
+    timed: tuple[str, ...] = ()  # choices by measured times that may change tokens (`same_tokens` off)
 
 
 class KindStats(NamedTuple):

@@ -72,7 +72,7 @@ class Settling:
         self._look = look
         self._standing = standing
         self._readings: dict[Tab, _Reading] = {}
-        self._put_off_s = 0.0  # on the loop's clock: when to extend the tabs of what is read
+        self._put_off_s = 0.0  # on the loop's clock: when to extend the tabs of replies being read
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from penstock.protocol.wire import in_python
 from penstock.tools.map.errors import MapError
 
 FORMAT = 1
-_MODE = 0o600  # who knows the key can compute the ids of all requests, and read their replies
+_MODE = 0o600  # anyone with the key can compute the ids of all requests, and read their replies
 
 
 class JobFile:

@@ -33,7 +33,7 @@ from penstock.worker.publish.writes import (
 from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, RequestTable
 
-PREFILL_NEWS_S = 1.0  # readers are told how far a prompt is at most once in this time, first when it is over
+PREFILL_NEWS_S = 1.0  # shortest time before and between reports of a prompt's progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, Parked, Phase
 
 _PART = "cancel"  # name in readiness
-_FOLLOWS = 8  # times as often, while each look finds somebody who cancelled: what is cancelled keeps others waiting
+_FOLLOWS = 8  # times as often, while each look finds a cancel: cancelled requests keep others waiting
 
 
 class CancelWatch:

@@ -108,7 +108,7 @@ def _sampled_in_order(
     """Samples rows; only the first `count` use options. Log-probabilities of the others are zeros."""
     num_rows, vocab_size = len(logits), common[0].vocab_size
     is_asking = jnp.arange(num_rows) < count
-    # What asks is drawn below: here it takes part as the cheapest kind of row.
+    # Rows with options are drawn below; here they count as the cheapest kind.
     temperature = jnp.where(is_asking, 0.0, asked.sampling.temperature)
     plain = replace(asked.sampling, temperature=temperature)
     token_ids = jax.lax.cond(

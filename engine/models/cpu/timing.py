@@ -14,7 +14,7 @@ from penstock.engine.models.cpu.panels import joined
 from penstock.engine.models.layers.linear import Linear
 
 _ROUNDS = 30
-_ENOUGH_S = 0.2  # of one number of rows, from two rounds on: what takes longer is told apart in fewer rounds
+_ENOUGH_S = 0.2  # for one number of rows, after at least two rounds: slow ones need fewer rounds to compare
 _WORTHWHILE = 0.9  # of C++'s time: kernels of whole layers save calls that one matmul does not show
 
 

@@ -15,7 +15,7 @@ EMPTY = "(empty)"
 
 _NOBODY = "nobody"  # in place of who spoke before: no user speaks at all
 
-# What can follow what: a conversation in which it does, and what is made of it if the template refuses that. Calls and
+# Orders of turns: a conversation that has each, and what replaces it if the template refuses it. Calls and
 # results stand between what is said, so what follows a result depends on who spoke before the calls.
 _MERGED = {
     ("user", "user"): (("user", "user"), ("user",)),

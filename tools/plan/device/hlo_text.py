@@ -16,7 +16,7 @@ _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
-_UNKNOWN = 2**63 - 1  # what libtpu writes as the cycles of what it has no estimate of
+_UNKNOWN = 2**63 - 1  # libtpu's figure for cycles that it cannot estimate
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _STATED_BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 _STATED_FLOPS = re.compile(r'"flops":"(\d+)"')
