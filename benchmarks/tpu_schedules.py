@@ -72,7 +72,7 @@ CASES = (
     *(
         Case(kernel, topology, {"rows": 8, "vocab": vocab}, points)
         for topology, vocab in (("v6e:2x2", 151_936), ("v6e:2x2", 128_256), ("v5e:1x1", 151_936))
-        for kernel, points in (("draw", ("greedy", "filtered")), ("adjust", ("anything",)))
+        for kernel, points in (("draw", ("greedy", "filtered", "flat")), ("adjust", ("anything",)))
     ),
 )
 

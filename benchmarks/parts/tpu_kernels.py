@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, page_size_for
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.execution.sampling.adjust_kernel import adjust_by_kernel
+from penstock.engine.execution.sampling.draw_filters import MOST_CANDIDATES
 from penstock.engine.execution.sampling.draw_kernel import draw
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
@@ -186,8 +187,13 @@ def _compile_draw(of: Geometry, _: int | str, shape: Shape) -> None:
 
 
 def _draw_cycles(of: Geometry, point: int | str, schedule: Schedule) -> float:
+    """Returns the cycles by what rows ask; of one that is flat, the filters' candidates do not fit.
+
+    What the kernel branches on are numbers: of rows that ask, or of candidates.
+    """
     del of
-    return schedule.run(from_vectors=0x3F800000 if point == "filtered" else 0).cycles
+    number = {"greedy": 0.0, "filtered": 1.0, "flat": MOST_CANDIDATES + 1.0}[str(point)]
+    return schedule.run(from_vectors=int(np.float32(number).view(np.int32))).cycles
 
 
 def _compile_adjust(of: Geometry, _: int | str, shape: Shape) -> None:

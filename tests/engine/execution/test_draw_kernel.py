@@ -12,7 +12,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.engine.execution.sampling.draw_kernel import LANES, _prefix_lanes, _prefixes, draw
+from penstock.engine.execution.sampling.draw_kernel import draw
+from penstock.engine.execution.sampling.prefix_sums import LANES, prefix_lanes, prefix_sums
 from penstock.engine.execution.sampling.sampling import _draw, _sample_by_xla, survey
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
 from penstock.tools.plan import has_libtpu
@@ -61,6 +62,26 @@ def test_shares_of_the_vocabulary_change_nothing(num_shares: int) -> None:
     np.testing.assert_array_equal(by_kernel(scores, of_rows, num_shares), by_kernel(scores, of_rows))
 
 
+def test_rows_whose_candidates_fit_draw_the_same_beside_a_row_whose_do_not() -> None:
+    """Filters are bisected over a few candidates, or over all tokens if one row of a block has too many."""
+    scores = np.random.default_rng(0).normal(size=(16, 20_000)).astype(np.float32) * 4
+    scores[7::8] *= 0.01
+    values = {"top_k": np.resize([0, 40, 7], 16), "top_p": np.resize([0.9, 0.7, 1.0, 0.95], 16)}
+    values["top_k"][7::8], values["top_p"][7::8] = 0, 0.9
+    of_rows = rows(16, **values)
+    together, alone = (by_kernel(scores, of_rows, block_rows=size, strip=2048) for size in (8, 1))
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, by_xla(scores, of_rows))
+
+
+def test_of_many_tokens_that_are_forbidden_none_is_drawn() -> None:
+    """Fewer are left than top_k, so the threshold is that of forbidden ones."""
+    scores = np.full((3, 20_000), NEVER, np.float32)
+    scores[:, [5, 9_000, 9_001]] = 1.0
+    drawn = by_kernel(scores, rows(3, top_k=40, top_p=0.9), strip=2048)
+    assert set(drawn) <= {5, 9_000, 9_001}
+
+
 @pytest.mark.usefixtures("as_shipped")
 def test_hardly_any_draw_differs_from_that_of_xla() -> None:
     """The two forms round their sums differently."""
@@ -76,10 +97,10 @@ def test_sums_are_associated_as_in_a_parallel_prefix_sum() -> None:
     x = np.random.default_rng(0).random((5, 3 * LANES)).astype(np.float32)
     expected = np.asarray(jax.lax.associative_scan(jnp.add, jnp.asarray(x), axis=-1))
     columns = [jnp.asarray(x[:, i : i + 1]) for i in range(21)]
-    np.testing.assert_array_equal(jnp.concatenate(_prefixes(columns), axis=1), expected[:, :21])
+    np.testing.assert_array_equal(jnp.concatenate(prefix_sums(columns), axis=1), expected[:, :21])
 
     def kernel(x: Any, before: Any, end: Any, out: Any) -> None:
-        out[...] = _prefix_lanes(x[...], before[...], end[...])
+        out[...] = prefix_lanes(x[...], before[...], end[...])
 
     behind_two = x[:, 2 * LANES :], expected[:, 2 * LANES - 1 :][:, :1], expected[:, -1:]
     shape = jax.ShapeDtypeStruct((5, LANES), jnp.float32)

@@ -35,7 +35,7 @@ CYCLES: dict[str, dict[str, float]] = {
     "0.0.42.1": {
         "decode attention": 992,
         "quantized matmul": 196,
-        "draw": 15641,
+        "draw": 5970,
         "prefill attention": 54174,
         "experts": 1394,
         "adjust": 3233,
@@ -44,7 +44,7 @@ CYCLES: dict[str, dict[str, float]] = {
     "0.0.50.1": {
         "decode attention": 995,
         "quantized matmul": 195,
-        "draw": 15639,
+        "draw": 6061,
         "prefill attention": 54246,
         "experts": 1399,
         "adjust": 3115,
