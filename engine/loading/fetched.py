@@ -21,7 +21,7 @@ _MEMORY = ".penstock-checked"  # beside the client's own folders
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
-def harmed_files(snapshot: Path) -> list[str]:
+def damaged_files(snapshot: Path) -> list[str]:
     """Returns the names of a snapshot's files that differ from what was fetched, or are gone.
 
     Args:

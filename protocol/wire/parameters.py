@@ -86,7 +86,7 @@ class Sampling(SamplingParameters, total=False):
         "once; see [lanes.md](lanes.md#affinity).", values="as an id",
         otherwise="the first 1,000 characters of the prompt, if it is so long")]
     exact: Annotated[bool, Parameter(
-        "Once the reply has begun, only workers that round alike go on with it.", default=False, takers=ALL,
+        "Once the reply has begun, only workers that round alike continue it.", default=False, takers=ALL,
         more="It waits for one, and ends as `arithmetic_gone` if none comes; see "
         "[guarantees.md](guarantees.md#p3-the-work-resumes-not-only-the-stream).")]
     cache_salt: Annotated[str, Parameter(

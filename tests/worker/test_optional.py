@@ -47,7 +47,7 @@ ELSEWHERE = {
     "huge pages": "engine/execution/test_huge_pages.py::test_no_thread_where_there_are_none_to_have",
     "fields of the model card": "worker/test_card.py::test_what_is_not_known_is_left_out",
     "files: /proc": "worker/test_optional.py::test_nobody_needs_files_or_favours",
-    "favours of the system": "worker/test_optional.py::test_nobody_needs_files_or_favours",
+    "help from the system": "worker/test_optional.py::test_nobody_needs_files_or_favours",
     "the gateway's page": "worker/test_optional.py::test_without_its_page_a_gateway_serves",
     "lines that libraries write": "worker/test_native_lines.py::test_what_libraries_write_never_waits",
 }
@@ -61,7 +61,7 @@ async def proxy(redis_url: str) -> AsyncIterator[RefusingProxy]:
 
 
 def test_each_row_of_the_table_has_a_test() -> None:
-    rows = [row[0].text for row in page("docs/operations.md").table("What it goes on without")]
+    rows = [row[0].text for row in page("docs/operations.md").table("What it can do without")]
     told = {name for row in rows for name in (*OPTIONAL, *ELSEWHERE) if row.startswith(name)}
     assert (len(rows), told) == (len(OPTIONAL) + len(ELSEWHERE), {*OPTIONAL, *ELSEWHERE})
     for place in ELSEWHERE.values():

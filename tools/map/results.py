@@ -136,7 +136,7 @@ class AppendedFile(ABC):
     def _ends_record(self, line: bytes) -> bool:
         return line.endswith(b"\n")
 
-    def _harmed(self, record: int, why: object) -> MapError:
+    def _damaged(self, record: int, why: object) -> MapError:
         return MapError(f"{self.path}: record {record} is not what this command writes: {why}")
 
 
@@ -163,9 +163,9 @@ class JsonLinesFile(AppendedFile):
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise self._harmed(number, error) from error
+                    raise self._damaged(number, error) from error
                 if not isinstance(record, dict):
-                    raise self._harmed(number, "it is no object")
+                    raise self._damaged(number, "it is no object")
                 yield record
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
@@ -191,11 +191,11 @@ class CsvFile(AppendedFile):
             with self.path.open(encoding="utf-8", newline="") as file:
                 for number, record in enumerate(csv.reader(file, delimiter=self._delimiter, strict=True)):
                     if number == 0 and record != list(self._header):
-                        raise self._harmed(1, f"the header has other columns than {', '.join(self._header)}")
+                        raise self._damaged(1, f"the header has other columns than {', '.join(self._header)}")
                     if number:
                         yield dict(zip(self._header, record, strict=False))
         except (csv.Error, UnicodeDecodeError) as error:
-            raise self._harmed(number + 1, error) from error
+            raise self._damaged(number + 1, error) from error
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         return self._line([as_text(record.get(name)) for name in self._header])

@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading.fetched import harmed_files
+from penstock.engine.loading.fetched import damaged_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
 from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE
 from penstock.engine.loading.source import GGUF_SUFFIX
@@ -67,11 +67,11 @@ def fetch_from_hub(name: HubName) -> Path:
         CheckpointError: the hub could not deliver it.
     """
     folder = _fetched(name, name.patterns)
-    if harmed := harmed_files(folder):
-        folder = _fetched(name, harmed, is_again=True)
-        if harmed := harmed_files(folder):
+    if damaged := damaged_files(folder):
+        folder = _fetched(name, damaged, is_again=True)
+        if damaged := damaged_files(folder):
             raise CheckpointError(
-                f"{', '.join(harmed[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
+                f"{', '.join(damaged[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
                 "fetched again; delete it, or give another directory"
             )
     if name.file is None:
@@ -93,6 +93,6 @@ def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> 
         raise CheckpointError(
             f"{name.repository} is not a local directory, and the Hugging Face Hub did not deliver it; check the name "
             "and the network (a gated model needs HF_TOKEN), or download it and give the directory; "
-            f"{'harmed: ' + ', '.join(files[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
+            f"{'damaged: ' + ', '.join(files[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
             f"{type(error).__name__}: {error}"
         ) from error

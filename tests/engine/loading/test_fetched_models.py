@@ -60,7 +60,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_harmed_file_is_fetched_again(harm: str, name: str, hub: Hub) -> None:
+def test_a_damaged_file_is_fetched_again(harm: str, name: str, hub: Hub) -> None:
     assert resolve("owner/name") == hub.folder
     HARMS[harm]((hub.folder / name).resolve())
     assert resolve("owner/name") == hub.folder
@@ -74,7 +74,7 @@ def test_one_that_cannot_be_fetched_again_is_refused_by_name(hub: Hub) -> None:
     resolve("owner/name")
     HARMS["zeros"]((hub.folder / "model.safetensors").resolve())
     hub.is_there = False
-    with pytest.raises(CheckpointError, match=r"harmed: model\.safetensors; ConnectionError: no network"):
+    with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors; ConnectionError: no network"):
         resolve("owner/name")
 
 
@@ -99,4 +99,4 @@ def test_what_was_read_is_not_read_again(harm: str, hub: Hub, monkeypatch: pytes
 def test_files_that_are_no_links_count_as_whole(hub: Hub) -> None:
     hub.folder.mkdir(parents=True)
     (hub.folder / "config.json").write_bytes(b"anything")
-    assert fetched.harmed_files(hub.folder) == []
+    assert fetched.damaged_files(hub.folder) == []
