@@ -27,7 +27,9 @@ from packageurl import PackageURL
 from penstock import __version__
 
 ROOT = Path(__file__).parents[2]
-IMAGES = ("cpu", "tpu", "cuda", "gateway")
+WORKERS = ("cpu", "tpu", "cuda")
+IMAGES = (*WORKERS, "gateway")
+SETS = {WORKERS: "workers", IMAGES: "all"}  # sets of images that have a name on the page
 PYTHON = "3.12"  # as in the Dockerfile
 GLIBC_MINORS = range(17, 42)  # up to the base image's: wheels for them run in it
 
@@ -140,12 +142,13 @@ def license_page(packages: Mapping[str, Iterable[Package]]) -> str:
         "Penstock itself is under Apache-2.0. Each package's licence text is in its `*.dist-info` folder in the image.",
         "An image also holds its base, `python:3.12-slim`: Debian (`/usr/share/doc/*/copyright`) and CPython. libtpu",
         "and NVIDIA's libraries are under their makers' own terms: read them before you pass such an image on.",
+        "The images of workers are `cpu`, `tpu` and `cuda`; the other one is `gateway`.",
         "",
         "| package | version | licence | images |",
         "| --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {name} | {version} | {terms} | {', '.join(images)} |"
+        f"| {name} | {version} | {terms} | {SETS.get(tuple(images)) or ', '.join(images)} |"
         for (name, version, terms), images in sorted(holders.items())
     ]
     return "\n".join(lines) + "\n"
