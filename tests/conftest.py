@@ -245,7 +245,8 @@ def own_logs() -> Iterator[None]:
     levels = [logger.level for logger in libraries]
     yield
     for logger, level in zip(libraries, levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # a change has all loggers look anew which levels they write
+            logger.setLevel(level)
     structlog.reset_defaults()
     root = logging.getLogger()
     for handler in [each for each in root.handlers if type(each).__module__ == "penstock.worker.logs"]:

@@ -53,6 +53,7 @@ class Vocabulary:
         vocabulary = vocabulary_of(self.tokenizer, self.tokenizer.vocab_size, (eos,))
         self.for_grammars = llguidance_tokenizer(vocabulary)
         self._streams = ReplyStreams(self.tokenizer)
+        self._source: str | None = None
         closing = ('"', "}", "]", "<", "\n", ",", ":", ")")
         self._closing = {
             id_ for id_, data in vocabulary.token_bytes.items() if data.decode(errors="replace") in closing
@@ -62,7 +63,13 @@ class Vocabulary:
         self._blanks = {id_: len(text) for id_, text in texts.items() if text.isspace()}
 
     def matcher(self, source: str) -> LLMatcher:
-        return LLMatcher(self.for_grammars, source, log_level=0, limits=LIMITS)
+        """Returns a matcher at the start: a copy, as requests get it. The grammar of the last one is not compiled
+        again.
+        """
+        if source != self._source:
+            self._source = source
+            self._start = LLMatcher(self.for_grammars, source, log_level=0, limits=LIMITS)
+        return self._start.deep_copy()
 
     def accepts(self, source: str, text: str) -> bool:
         """Checks whether `text` is a whole reply; special tokens spelled in it count as those tokens."""
