@@ -19,6 +19,7 @@ from penstock.engine.deployment.quickest import with_loops
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.dispatched import Dispatched, DrawnTokens, StepFailed
 from penstock.engine.execution.grammar_drafts import GrammarDrafts
+from penstock.engine.execution.kept_steps import KeptSteps
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling.masks import MaskBuilder
@@ -97,10 +98,12 @@ class Engine:
         )
         self._builder = BatchBuilder(geometry, defaults.eos_token_ids)
         self._masks = MaskBuilder(model.config.vocab_size, defaults.eos_token_ids)
-        self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement)
+        kept_facts = (deployment.model, self._info, geometry, replace(config, compile_cache_dir=None))
+        kept = KeptSteps(config.compile_cache_dir, *kept_facts)
+        self._runner = Runner(model, deployment.attention, spec, geometry, deployment.placement, kept)
         self._decode_steps = deployment.decode_steps(is_invariant=is_invariant)  # None: to be measured
         self._prefill_share = config.prefill_share
-        self._step_memory = StepMemory(config.compile_cache_dir, deployment.model, self._info, geometry, config)
+        self._step_memory = StepMemory(config.compile_cache_dir, *kept_facts)
         self._pace = Pace(decode_steps=dict.fromkeys(geometry.row_buckets, self._decode_steps or 1))
         self._clock = StepClock()
         self._max_draft_tokens = config.max_draft_tokens

@@ -61,6 +61,32 @@ def recall(path: Path) -> bytes | None:
     return data if hashlib.sha256(data).digest() == digest else None
 
 
+def mark_used(path: Path) -> None:
+    """Makes a file the youngest of its folder, which `forget_oldest` reads. A read-only folder stays as it is."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def forget_oldest(folder: Path, max_bytes: int) -> None:
+    """Removes the files of a folder that were written or used longest ago, so that the others fit `max_bytes`.
+
+    Other processes may do so at once.
+    """
+    files = []
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):  # another process removed or replaced it
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    files.append((found.st_mtime_ns, found.st_size, path))
+    total = 0
+    for _, size, path in sorted(files, reverse=True):
+        total += size
+        if total > max_bytes:
+            with suppress(OSError):
+                path.unlink()
+
+
 def install(source: Path, path: Path) -> None:
     """Moves a file to `path`, on the same file system, and writes its digest next to it.
 

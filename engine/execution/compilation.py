@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 from jax import monitoring
@@ -18,6 +18,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from penstock.engine import kept_files
 
 _Options = dict[str, str | bool]
+_T = TypeVar("_T")
 
 _TPU: _Options = {
     # Prefetches into VMEM for a program's next run. A step alternates two programs, so the other would evict the data.
@@ -47,6 +48,7 @@ _OVERLAPPED: _Options = {
 _switching = threading.Lock()
 
 _ENTRY_SUFFIX = "-program"
+_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -82,10 +84,57 @@ class _CheckedCache(CacheInterface):
         self._path = directory
 
     def get(self, key: str) -> bytes | None:
-        return kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
+        _last.entry = kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
+        return _last.entry
 
     def put(self, key: str, value: bytes) -> None:
         kept_files.keep_if_possible(self._path / f"{key}{_ENTRY_SUFFIX}", value)
+
+
+class Source(NamedTuple):
+    """Where a compiled program came from."""
+
+    is_loaded: bool  # from jax's cache, otherwise it was compiled
+    executable: bytes | None  # as it was first written, if it was loaded from a cache of ours
+
+
+class _Last(threading.local):
+    """What this thread looked up since `begin`."""
+
+    entry: bytes | None
+    is_loaded: bool
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.entry, self.is_loaded = None, False
+
+    def source(self) -> Source:
+        if not self.is_loaded or self.entry is None:
+            return Source(self.is_loaded, None)
+        whole = compilation_cache.decompress_executable(self.entry)
+        executable, _ = compilation_cache.extract_executable_and_time(whole)
+        return Source(self.is_loaded, executable)
+
+
+_last = _Last()
+
+
+def source_of(compile_step: Callable[[], _T]) -> tuple[_T, Source]:
+    """Compiles one program; also says where it came from."""
+    _last.begin()
+    try:
+        return compile_step(), _last.source()
+    finally:
+        _last.begin()
+
+
+def _notice_hit(event: str, **_: str | int) -> None:
+    _last.is_loaded |= event == _HIT_EVENT
+
+
+monitoring.register_event_listener(_notice_hit)
 
 
 def _checked_cache(path: str) -> tuple[CacheInterface, str]:

@@ -17,12 +17,13 @@ from penstock.engine.attention import AttentionBackend, CacheSpec
 from penstock.engine.execution.compilation import CompileWatch
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.huge_pages import HugePages
+from penstock.engine.execution.kept_steps import KeptSteps
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.execution.sampling.options import neutral_options
 from penstock.engine.execution.sampling.sampling_state import sampling_state
 from penstock.engine.execution.state_cache import init_states, state_arrays
-from penstock.engine.execution.steps import Steps
+from penstock.engine.execution.steps import Step, Steps
 from penstock.engine.models import Decoder
 from penstock.engine.processors import num_processors
 from penstock.engine.progress import ReportProgress
@@ -84,8 +85,10 @@ class Runner:
         spec: CacheSpec,
         geometry: Geometry,
         placement: Placement | None = None,  # None: everything on the default device
+        kept: KeptSteps | None = None,  # None: steps are compiled and not kept
     ) -> None:
         self._steps = Steps(model, attention, geometry, placement)
+        self._kept = kept or KeptSteps(None)
         self._params = self._steps.params
         self._placement = placement
         self._attention = attention
@@ -145,8 +148,7 @@ class Runner:
 
         TPUs get one thread: libtpu has crashed when two compiled at once.
         """
-        device = jax.devices()[0] if self._placement is None else self._placement.mesh.devices.flat[0]
-        with ThreadPoolExecutor(1 if device.platform == "tpu" else num_processors()) as threads:
+        with ThreadPoolExecutor(1 if self._steps.devices[0].platform == "tpu" else num_processors()) as threads:
             running = {threads.submit(job): name for name, job in jobs.items()}
             for done, future in enumerate(as_completed(running)):
                 future.result()
@@ -203,7 +205,7 @@ class Runner:
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
         """Returns the compiled step of a token bucket, also for inspection."""
-        return self._steps.compile(self._steps.backbone(num_tokens, self._cache), num_tokens)
+        return self._compiled(self._steps.backbone(num_tokens, self._cache))
 
     def _backbone(self, num_tokens: int) -> Any:
         if num_tokens not in self._backbones:
@@ -212,20 +214,21 @@ class Runner:
 
     def _head(self, num_rows: int, extended: bool) -> Any:
         if (num_rows, extended) not in self._heads:
-            lowered = self._steps.head(num_rows, is_extended=extended)
-            self._heads[num_rows, extended] = self._steps.compile(lowered)
+            self._heads[num_rows, extended] = self._compiled(self._steps.head(num_rows, is_extended=extended))
         return self._heads[num_rows, extended]
 
     def _loop(self, num_rows: int, num_steps: int) -> Any:
         if (num_rows, num_steps) not in self._loops:
-            lowered = self._steps.loop(num_rows, num_steps, self._cache)
-            self._loops[num_rows, num_steps] = self._steps.compile(lowered, num_rows)
+            self._loops[num_rows, num_steps] = self._compiled(self._steps.loop(num_rows, num_steps, self._cache))
         return self._loops[num_rows, num_steps]
 
     def _fill(self) -> Any:
         if not self._fills:
-            self._fills.append(self._steps.compile(self._steps.fill()))
+            self._fills.append(self._compiled(self._steps.fill()))
         return self._fills[0]
+
+    def _compiled(self, step: Step) -> jax.stages.Compiled:
+        return self._kept.compiled(self._steps, step)
 
     def _fill_slots(self, batch: Batch) -> None:
         for fill in batch.options.fills if batch.options is not None else ():

@@ -5,22 +5,16 @@ It holds for one machine, model, set of shapes and version of the code: any othe
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import jaxlib.version
-
 from penstock.engine import kept_files
-from penstock.engine.processors import cpu_facts, num_processors
+from penstock.engine.execution.kept_keys import key_of
 from penstock.engine.scheduling.pace import StepTimes
 
 _FOLDER = "step_times"
-_SOURCES = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +31,7 @@ class StepMemory:
     def __init__(self, directory: Path | None, *facts: object) -> None:
         self._path: Path | None = None
         if directory is not None:
-            key = hashlib.sha256("|".join([_machine(), _code(), *map(repr, facts)]).encode()).hexdigest()[:24]
-            self._path = directory / _FOLDER / f"{key}.json"
+            self._path = directory / _FOLDER / f"{key_of(*facts)}.json"
 
     def recall(self) -> Measured | None:
         """Returns what was kept last; None if there is nothing readable."""
@@ -68,22 +61,3 @@ class StepMemory:
 
 def _read_buckets(kept: Mapping[str, float]) -> dict[int, float]:
     return {int(bucket): float(seconds) for bucket, seconds in kept.items()}
-
-
-def _machine() -> str:
-    devices = jax.devices()
-    kinds = sorted({device.device_kind for device in devices})
-    return f"{_processor()}, {num_processors()} cores, {len(devices)} of {kinds}"
-
-
-def _processor() -> str:
-    return next(iter(cpu_facts("model name")), f"{platform.machine()} {platform.processor()}")
-
-
-def _code() -> str:
-    """Returns a digest of the engine's sources, C++ included, and of jax's versions."""
-    digest = hashlib.sha256(f"{jax.__version__} {jaxlib.version.__version__}".encode())
-    for path in sorted(_SOURCES.rglob("*")):
-        if path.suffix in (".py", ".cc", ".h"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +31,32 @@ Rebuild = Callable[[Params], Decoder]
 RebuildHead = Callable[[Params], Unembedding]
 _M = TypeVar("_M", bound=nnx.Module)
 
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")  # where a function is in this process
+
+
+class Step(NamedTuple):
+    """A function of a step, and what it is compiled for."""
+
+    name: str  # which one of an engine's steps it is
+    function: Any  # as jax.jit returns it
+    arguments: tuple[Any, ...]  # arrays, some of them abstract
+    num_tokens: int = 0  # of a backbone, or of each step of a loop
+
+    def lower(self) -> jax.stages.Lowered:
+        lowered: jax.stages.Lowered = self.function.lower(*self.arguments)
+        return lowered
+
 
 class Steps:
-    """The functions of a step, lowered shape by shape, for a runner's arrays or for abstract ones."""
+    """The functions of a step, shape by shape, for a runner's arrays or for abstract ones."""
 
     def __init__(
         self, model: Decoder, attention: AttentionBackend, geometry: Geometry, placement: Placement | None = None
     ) -> None:
-        self.params, self._rebuild = _split(model)
-        self.head_params, self._rebuild_head = _split(model.unembedding)
+        graph, self.params, self._rebuild = _split(model)
+        _, self.head_params, self._rebuild_head = _split(model.unembedding)
+        self.structure = _ADDRESS.sub("", repr(graph))
+        """What programs depend on of the model, besides its parameters' shapes and types."""
         self.is_stacked, self.overlaps = model.is_stacked, model.overlaps
         self._config = model.config
         self._attention = attention
@@ -49,8 +67,12 @@ class Steps:
         self._form = Form.on(self._device.platform, is_native=model.unembedding.is_native)
         self._has_places = placement is not None or self._device.platform == "tpu"
 
-    def backbone(self, num_tokens: int, cache: LayerCaches) -> jax.stages.Lowered:
-        """Lowers the backbone of a token bucket; `cache` is donated."""
+    @property
+    def devices(self) -> list[jax.Device]:
+        return [self._device] if self._placement is None else list(self._placement.mesh.devices.flat)
+
+    def backbone(self, num_tokens: int, cache: LayerCaches) -> Step:
+        """Returns the backbone of a token bucket; `cache` is donated."""
         step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
         last_tokens = self._shape(self._geometry.max_rows)
         flat = self._shape(self._geometry.step_layout(num_tokens).size)
@@ -58,34 +80,36 @@ class Steps:
         if self._has_places:
             shardings = (self._sharding, self._sharding, self._places(cache))
         jitted = jax.jit(step, donate_argnames=("cache",), out_shardings=shardings)
-        return jitted.lower(self.params, cache, last_tokens, flat)
+        return Step(f"backbone {num_tokens}", jitted, (self.params, cache, last_tokens, flat), num_tokens)
 
-    def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
-        """Lowers the head of a row bucket, with all sampling options or only the basic ones.
+    def head(self, num_rows: int, *, is_extended: bool) -> Step:
+        """Returns the head of a row bucket, with all sampling options or only the basic ones.
 
         With all options, the sampling state is donated.
         """
         function = _sample_extended_rows if is_extended else _sample_rows
-        step = jax.jit(
+        jitted = jax.jit(
             partial(function, self._rebuild_head, self._geometry, num_rows, self._placement, self._form),
             donate_argnames=("state",) if is_extended else None,
             out_shardings=self._sharding,
         )
         model, max_rows = self._config, self._geometry.max_rows
         rows = (self._shape(max_rows, model.hidden_size, dtype=model.dtype), self._shape(max_rows, NUM_SAMPLING_WORDS))
+        basic = self.head_params, *rows, self._shape(1)
         if not is_extended:
-            return step.lower(self.head_params, *rows, self._shape(1))
+            return Step(f"head {num_rows}", jitted, basic)
         masks = self._shape(num_rows, self._geometry.mask_words)
-        return step.lower(self.head_params, *rows, self._shape(1), self._state(), self._options(num_rows), masks)
+        extended = *basic, self._state(), self._options(num_rows), masks
+        return Step(f"head {num_rows}, all options", jitted, extended)
 
-    def loop(self, num_rows: int, num_steps: int, cache: LayerCaches) -> jax.stages.Lowered:
-        """Lowers several decode steps of a row bucket; `cache` and the sampling state are donated."""
+    def loop(self, num_rows: int, num_steps: int, cache: LayerCaches) -> Step:
+        """Returns several decode steps of a row bucket; `cache` and the sampling state are donated."""
         sampling = self._placement, self._form
         step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, *sampling)
         shardings = None
         if self._has_places:
             shardings = (self._sharding, self._sharding, self._sharding, self._places(cache), self._sharding)
-        return jax.jit(step, donate_argnames=("cache", "state"), out_shardings=shardings).lower(
+        arguments = (
             self.params,
             cache,
             self._state(),
@@ -94,13 +118,15 @@ class Steps:
             self._shape(self._geometry.stops_layout(num_rows).size),
             self._options(num_rows),
         )
+        jitted = jax.jit(step, donate_argnames=("cache", "state"), out_shardings=shardings)
+        return Step(f"loop {num_rows} x {num_steps}", jitted, arguments, num_rows)
 
-    def fill(self) -> jax.stages.Lowered:
-        """Lowers filling one batch slot of the sampling state, which is donated."""
+    def fill(self) -> Step:
+        """Returns filling one batch slot of the sampling state, which is donated."""
         state = self._state()
         rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
-        step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
-        return step.lower(state, self._shape(), *rows)
+        jitted = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
+        return Step("fill", jitted, (state, self._shape(), *rows))
 
     def _places(self, cache: LayerCaches) -> Any:
         """Returns each cache array's placement and, on TPU, its axis order in memory: it must come back unchanged."""
@@ -113,16 +139,18 @@ class Steps:
     def _options(self, num_rows: int) -> jax.ShapeDtypeStruct:
         return self._shape(self._geometry.extended_layout(num_rows).size)
 
-    def compile(self, lowered: jax.stages.Lowered, num_tokens: int = 0) -> jax.stages.Compiled:
-        """Compiles a step; `num_tokens` is that of a backbone, or of each step of a loop."""
-        return compiled(lowered, self._device, overlaps=self.overlaps(num_tokens))
+    def compile(self, step: Step, lowered: jax.stages.Lowered | None = None) -> jax.stages.Compiled:
+        """Compiles a step, which may have been lowered before."""
+        return compiled(lowered or step.lower(), self._device, overlaps=self.overlaps(step.num_tokens))
 
     def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)
 
 
-def _split(module: _M) -> tuple[Params, Callable[[Params], _M]]:
-    """Splits a module into parameters and a rebuild function: plain arrays enter compiled calls much faster."""
+def _split(module: _M) -> tuple[nnx.GraphDef[_M], Params, Callable[[Params], _M]]:
+    """Splits a module into its structure, parameters and a rebuild function: plain arrays enter compiled calls much
+    faster.
+    """
     graph, state = nnx.split(module)
     params, structure = jax.tree.flatten(state)
 
@@ -130,7 +158,7 @@ def _split(module: _M) -> tuple[Params, Callable[[Params], _M]]:
         whole: _M = nnx.merge(graph, jax.tree.unflatten(structure, params))
         return whole
 
-    return params, rebuild
+    return graph, params, rebuild
 
 
 def _compute_hidden(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import processors
-from penstock.engine.execution import step_memory
+from penstock.engine.execution.kept_keys import processor_name
 from penstock.engine.kernels.cpu import compilation, processor_kinds
 from penstock.engine.processors import bound_xla, num_processors
 
@@ -79,7 +79,7 @@ def test_of_a_processor_that_nobody_describes_nothing_is_assumed(
         (tmp_path / "cpuinfo").write_bytes(content)
     assert processor_kinds.features() == frozenset()
     assert compilation._processor()
-    assert step_memory._processor()
+    assert processor_name()
 
 
 def test_xla_is_bound_where_there_is_a_quota_and_nobody_said_otherwise(

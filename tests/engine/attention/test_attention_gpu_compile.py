@@ -118,7 +118,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     assert deployment.page_size == 64
     (spec,) = with_pages(deployment, 0).kinds
     steps, cache = abstract_steps(config, deployment)
-    compiled: Any = steps.backbone(num_tokens, cache).compile()
+    compiled: Any = steps.backbone(num_tokens, cache).lower().compile()
     text = compiled.as_text()
     assert compiled.memory_analysis().alias_size_in_bytes >= spec.num_pages * deployment.page_bytes
     assert not copies_of(text, (spec.num_pages, spec.num_kv_heads // tensor, spec.page_size, spec.head_dim))
@@ -132,8 +132,8 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
 def test_a_step_is_one_graph_for_each_of_its_parts(part: str, tmp_path: Path) -> None:
     config = EngineConfig(max_num_seqs=64, max_model_len=8192, num_pages=1000)
     steps, cache = abstract_steps(config, deploy(config, llama(num_layers=2), h100.devices()))
-    lowered = steps.backbone(512, cache) if part == "backbone" else steps.head(16, is_extended=part != "head")
-    lowered.compile({"xla_dump_to": str(tmp_path)})
+    step = steps.backbone(512, cache) if part == "backbone" else steps.head(16, is_extended=part != "head")
+    step.lower().compile({"xla_dump_to": str(tmp_path)})
     (thunks,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
     launches = thunks.read_text().splitlines()
     assert [line.split()[1] for line in launches if not line.startswith(" ")] == ["kCommandBuffer"]

@@ -93,6 +93,6 @@ def test_a_step_unpacks_a_little_at_a_time(checkpoint: Path, monkeypatch: pytest
     engine = Engine.from_checkpoint(checkpoint, replace(SMALL, num_pages=16))
     steps, cache = engine._runner._steps, engine._runner._cache
     size = sum(param.nbytes for param in steps.params)
-    for lowered in (steps.backbone(16, cache), steps.loop(2, 4, cache)):
-        memory: Any = lowered.compile().memory_analysis()
+    for step in (steps.backbone(16, cache), steps.loop(2, 4, cache)):
+        memory: Any = step.lower().compile().memory_analysis()
         assert memory.temp_size_in_bytes <= 0.3 * size

@@ -24,7 +24,7 @@ from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution import compilation
 from penstock.engine.execution.compilation import no_kept_compilations, printed
-from penstock.engine.execution.steps import LayerCaches, Steps
+from penstock.engine.execution.steps import LayerCaches, Step, Steps
 from penstock.engine.models import LayerCache
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
@@ -93,22 +93,23 @@ class Compiler:
             ConfigError: it does not fit the device's memory.
         """
         with no_kept_compilations():
-            lowered = self._lower(kind, size)
+            step = self._step(kind, size)
+            lowered = step.lower()
             path = self._path(kind, size, lowered)
-            return _recalled(path) or self._bucket(kind, size, lowered, path)
+            return _recalled(path) or self._bucket(kind, size, step, lowered, path)
 
-    def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
+    def _step(self, kind: str, size: int) -> Step:
         if kind == "backbone":
             return self.steps.backbone(size, self.cache)
         if kind == "loop":
             return self.steps.loop(size, self.decode_steps, self.cache)
         return self.steps.head(size, is_extended=kind != "head")
 
-    def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
-        num_tokens = size if kind in WRITING else 0
+    def _bucket(self, kind: str, size: int, step: Step, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
+        num_tokens = step.num_tokens
         start, cpu_start = time.perf_counter(), time.process_time()
         try:
-            compiled = self.steps.compile(lowered, num_tokens)
+            compiled = self.steps.compile(step, lowered)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
