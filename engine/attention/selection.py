@@ -7,7 +7,6 @@ from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.native import NativeAttention
 from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import NO_SHARING, NO_SINKS, RaggedKernelAttention
-from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
@@ -90,6 +89,8 @@ def _choose_for_gpu(setting: str, platform: str, kv_dtype: str | None) -> Attent
     if platform != "gpu":
         raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
     if kv_dtype is None:
+        from penstock.engine.attention.triton import TritonAttention  # loads Triton's dialect, which only GPUs need
+
         return TritonAttention()
     if setting == "auto":
         return XlaAttention(platform, kv_dtype=kv_dtype)
