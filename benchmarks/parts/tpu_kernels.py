@@ -97,7 +97,7 @@ def _page_size(of: Geometry) -> int:
 
 
 def _compile_attention(tokens: int, of: Geometry, _: int | str, shape: Shape) -> None:
-    attention = FusedAttention(kv_dtype=of["kv"])
+    attention = FusedAttention(kv_dtype=of["kv"], device_kind=_device_kind(shape))
     page = _page_size(of)
     spec = KVCacheSpec(2, SEQUENCES, page, of["kv_heads"], of["head_dim"], of["kv"])
     pages = jax.tree.map(lambda array: shape(*array.shape, dtype=array.dtype), attention.cache_arrays(spec)[0])
@@ -137,8 +137,12 @@ def _prefill_cycles(of: Geometry, before: int | str, schedule: Schedule) -> floa
 
 
 def _form(of: Geometry, shape: Shape) -> KernelForm:
+    return KernelForm.of_chip(FORMS[of["form"]], _device_kind(shape))
+
+
+def _device_kind(shape: Shape) -> str:
     device: Any = shape().sharding.mesh.devices.flat[0]
-    return KernelForm.of_chip(FORMS[of["form"]], device.device_kind)
+    return str(device.device_kind)
 
 
 def _held(of: Geometry, leading: tuple[int, ...], shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:

@@ -35,6 +35,7 @@ def attention_for(
     has_sinks: bool = False,
     shares_kv: bool = False,
     kv_dtype: str | None = None,  # of the pages; None: the implementation's choice for the model's type
+    device_kind: str | None = None,  # as JAX names it; TPU7x converts another fp8 than the TPUs before it
 ) -> AttentionBackend:
     """Returns the implementation for a device platform (`cpu`, `gpu`, `tpu`) and a model.
 
@@ -54,7 +55,7 @@ def attention_for(
     if setting in ("ragged", "fused") or (setting == "auto" and platform == "tpu"):
         _check_tpu(setting, platform, dtype)
         if setting != "ragged":
-            return FusedAttention(kv_dtype=kv_dtype)
+            return FusedAttention(kv_dtype=kv_dtype, device_kind=device_kind)
         return _ragged(head_dim, has_sinks=has_sinks, shares_kv=shares_kv, kv_dtype=kv_dtype)
     if setting == "triton" or (setting == "auto" and platform == "gpu"):
         return _choose_for_gpu(setting, platform, kv_dtype)

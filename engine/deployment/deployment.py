@@ -280,7 +280,7 @@ def deploy(
     model = split_model(model, config.tensor_parallel, config.expert_parallel, has_tiles=platform == "tpu")
     model = _with_windows_that_matter(model, max_model_len)
     native = NativeLibrary(native_build_dir(config.compile_cache_dir), progress)
-    attention = _attention(config, platform, model, native)
+    attention = _attention(config, devices[0], model, native)
     placement = None
     if is_abstract or len(devices) > 1:
         placement = place(devices, config.tensor_parallel, config.expert_parallel)
@@ -315,15 +315,16 @@ def native_build_dir(compile_cache_dir: Path | None) -> Path | None:
     return None if directory.parts[:1] == ("~",) else directory / "native"
 
 
-def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary) -> AttentionBackend:
+def _attention(config: EngineConfig, device: jax.Device, model: ModelConfig, native: NativeLibrary) -> AttentionBackend:
     """Chooses the implementation. By default pages have the checkpoint's type, if the implementation supports it."""
     setting = config.kv_cache_dtype
     chosen = partial(
         attention_for,
         config.attention,
-        platform,
+        device.platform,
         model.dtype,
         native,
+        device_kind=device.device_kind,
         head_dim=max(attention.head_dim for attention in model.attentions),
         has_sinks=any(attention.sinks for attention in model.attentions),
         shares_kv=not all(attention.has_kv for attention in model.attentions),

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
+from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.kernel import NUM_TABLES, Scratch, attend_kernel, scratch
 from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout, HeadTiles, blocks_for, tile_rows
 from penstock.engine.attention.fused.prepared import StepTables, step_tables
@@ -44,12 +45,14 @@ class FusedAttention(AttentionBackend):
         max_keys: int = 1024,  # in a block of pages, at most
         max_blocks: int = 4,  # of keys, at most, that decode attends to at once
         max_queries: int = 128,  # in a block of prefill, at most; a power of two, at least 16
+        device_kind: str | None = None,  # as JAX names it; None: not TPU7x
         interpret: Any = False,  # as for pallas_call
     ) -> None:
         self._max_keys = max_keys
         self._max_blocks = max_blocks
         self._max_queries = max_queries
         self._kv_dtype = kv_dtype  # None: the model's own
+        self._device_kind = device_kind
         self._interpret = interpret
 
     def cache_dtype(self, dtype: str) -> str:
@@ -99,7 +102,8 @@ class FusedAttention(AttentionBackend):
         q, k, v = qkv
         held = jax.tree.leaves(cache.pages)
         layout, blocks = HeadLayout(q.shape[2]), self._blocks(q, held[0], prepared)
-        rows, scales = ([], []) if k is None or v is None else _new_rows(k, v, layout, held, kv_scales)
+        elements = PageElements.on_chip(held[0].dtype.name, self._device_kind)
+        rows, scales = ([], []) if k is None or v is None else _new_rows(k, v, layout, elements, kv_scales)
         body = partial(
             attend_kernel,
             blocks=blocks,
@@ -109,16 +113,15 @@ class FusedAttention(AttentionBackend):
             pages_per_seq=prepared.pages_per_seq,
             window=options.sliding_window,
             num_parts=len(rows),
-            has_scales=len(held) > 1,
+            elements=elements,
         )
-        dtype = held[0].dtype
         attended, *written = self._run(
             body,
             (*jax.tree.leaves(prepared), cache.first_page.reshape(1)),
             [_rows(q, layout.query_width), *rows, *scales],
             held,
             [] if sinks is None else [_sink_rows(sinks, blocks.decode_tiles)],
-            scratch(blocks, layout, q.dtype.name, _new_dtype(dtype), dtype.name),
+            scratch(blocks, layout, q.dtype.name, elements),
             _cost(q, held, prepared),
         )
         if layout.query_width != q.shape[2]:
@@ -182,32 +185,17 @@ class FusedAttention(AttentionBackend):
         return called
 
 
-def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
+def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, elements: PageElements) -> list[jax.Array]:
     """Returns keys and values as a page will hold them, in parts of whole lanes for each KV head, each `[num_tokens,
-    num_kv_heads * lanes]`.
-
-    They do not have the page's type yet, but only values that it can represent.
+    num_kv_heads * lanes]`. They do not have the page's type yet (`PageElements.passed`).
     """
     if layout.is_packed:
         k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
     else:  # from here on in the layout that matmuls write
         k, v = _rows(k, layout.half), _rows(v, layout.half)
     v = jnp.nan_to_num(v)  # a NaN would survive a weight of 0, and its sequence
-    k, v = (x.astype(_new_dtype(dtype)) for x in (k, v))
+    k, v = (x.astype(elements.new_dtype) for x in (k, v))
     return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
-
-
-def _new_dtype(dtype: jnp.dtype) -> str:
-    """Returns the type in which the kernel takes new keys and values, for pages of `dtype`."""
-    return "float32" if dtype == jnp.float32 else "bfloat16"
-
-
-def _coded(
-    k: jax.Array, v: jax.Array, dtype: jnp.dtype, kv_scales: KVScales | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns keys and values as codes, in a type that represents them exactly, and their `scale_rows`."""
-    (key_codes, key_scales), (value_codes, value_scales) = quantized_kv(k, v, dtype, kv_scales)
-    return key_codes.astype(jnp.bfloat16), value_codes.astype(jnp.bfloat16), scale_rows(key_scales, value_scales)
 
 
 def num_tile_rows(first: int, end: int, tile: int) -> int:
@@ -240,13 +228,14 @@ def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEst
 
 
 def _new_rows(
-    k: jax.Array, v: jax.Array, layout: HeadLayout, held: Sequence[jax.Array], kv_scales: KVScales | None
+    k: jax.Array, v: jax.Array, layout: HeadLayout, elements: PageElements, kv_scales: KVScales | None
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns the rows that new keys and values take in pages, and their scales where pages have them."""
-    if len(held) == 1:
-        return _stored(k, v, layout, held[0].dtype), []
-    k, v, scales = _coded(k, v, held[0].dtype, kv_scales)
-    return _stored(k, v, layout, held[0].dtype), [scales]
+    """Returns the rows that new keys and values take in pages, and their `scale_rows` where pages have scales."""
+    if not is_quantized(elements.dtype):
+        return _stored(k, v, layout, elements), []
+    (k, key_scales), (v, value_scales) = quantized_kv(k, v, elements.dtype, kv_scales)
+    parts = _stored(elements.passed(k), elements.passed(v), layout, elements)
+    return parts, [scale_rows(key_scales, value_scales)]
 
 
 def _sink_rows(sinks: jax.Array, tiles: HeadTiles) -> jax.Array:

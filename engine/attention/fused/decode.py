@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.decode_softmax import Attended, DecodeSoftmax
 from penstock.engine.attention.fused.pages import PageBuffers, Tables, quotient, remainder
-from penstock.engine.attention.fused.scales import put_scales
-from penstock.engine.attention.fused.softmax import Int, aligned, each_head
+from penstock.engine.attention.fused.scales import with_scales
+from penstock.engine.attention.fused.softmax import Int, aligned, heads_together
 from penstock.engine.attention.fused.token_rows import TokenRows
-from penstock.engine.attention.fused.tokens import row_of
 from penstock.engine.kernels.pallas import Ref
 
 NUM_SETS = 3
@@ -37,6 +37,15 @@ class Items(NamedTuple):
     token_blocks: Ref
     rows: Ref  # rows in the block of tokens
     pending: Ref  # 1 while a write from the buffer is in flight
+
+
+class Place(NamedTuple):
+    """Where the new token of a buffer's sequence goes, if its key is in the buffer."""
+
+    slot: Int
+    piece: Int
+    start: Int  # of its tile, in the piece
+    row: Int  # in the piece; -1: it is not in the buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +107,7 @@ class Decode:
                 self.kv.wait(self.items.blocks[slot], slot, *self._keys(self.items.kv_lens[slot]))
 
         if not self.reads_only:
-            for slot in slots:
-                self._take_in(slot)
+            self._take_in(slots)
             for slot in slots:
                 self._write(slot)
         self.softmax.attend([self._attended(slot) for slot in slots])
@@ -149,29 +157,41 @@ class Decode:
         row: Int = self.items.kv_lens[slot] - 1 - self.items.blocks[slot] * self.kv.sizes.keys
         return row
 
-    def _take_in(self, slot: Int) -> None:
-        """Writes the new token to its row of the buffer, if that is there.
+    def _take_in(self, slots: list[Int]) -> None:
+        """Writes the new tokens to their rows of buffers, if those are there.
 
-        There is no branch, so the blocks of an iteration are scheduled together.
+        There are no branches, and all that changes is read before any of it is written: so the blocks of an iteration
+        are scheduled together.
         """
+        num_heads, places = self.rows.num_heads, [self._place(slot) for slot in slots]
+        held, new = self.kv.buffers.scales, self.rows.scales
+
+        def take(heads: list[Int]) -> None:
+            changed = [self._with_row(place, head) for place in places for head in heads]
+            if held is not None and new is not None:
+                changed += [self._with_scales(held, new, place, head) for place in places for head in heads]
+            for rows, value in changed:
+                rows[...] = value
+
+        heads_together(num_heads, num_heads if self.at_once > 1 else 1, take)
+
+    def _place(self, slot: Int) -> Place:
         key, sizes, tile = self._new_key(slot), self.kv.sizes, self.kv.tile_rows
         held_key = jnp.clip(key, 0, sizes.keys - 1)
-        piece, place = quotient(held_key, sizes.rows), remainder(held_key, sizes.rows)
-        start = aligned(quotient(place, tile) * tile, tile)
-        is_new = lax.broadcasted_iota(jnp.int32, (tile, 1), 0) == jnp.where(key == held_key, place - start, -1)
+        row = remainder(held_key, sizes.rows)
+        start = aligned(quotient(row, tile) * tile, tile)
+        return Place(slot, quotient(held_key, sizes.rows), start, jnp.where(key == held_key, row, -1))
 
-        def take(head: Int) -> None:
-            rows = self.kv.buffers.codes.at[slot, piece, head, pl.ds(start, tile), :]
-            new = self.rows.new_row(head, self.items.rows[slot])
-            rows[...] = jnp.where(is_new, new, rows[...].astype(jnp.float32)).astype(rows.dtype)
+    def _with_row(self, place: Place, head: Int) -> tuple[Ref, jax.Array]:
+        """Returns the tile of a head's rows, and what it becomes with the new token's."""
+        rows = self.kv.buffers.codes.at[place.slot, place.piece, head, pl.ds(place.start, self.kv.tile_rows), :]
+        row = jnp.where(place.row < 0, -1, place.row - place.start)
+        return rows, self.kv.elements.with_row(rows[...], row, self.rows.new_row(head, self.items.rows[place.slot]))
 
-        heads_at_once = self.rows.num_heads if self.at_once > 1 else 1
-        each_head(self.rows.num_heads, heads_at_once, take)
-        if self.kv.buffers.scales is not None and self.rows.tokens.scales is not None:
-            row = row_of(self.rows.tokens.scales, 0, jnp.minimum(self.items.rows[slot], self.rows.num_tokens - 1))
-            put_scales(
-                self.kv.buffers.scales.at[slot, piece], jnp.where(key == held_key, place, -1), row, heads_at_once
-            )
+    def _with_scales(self, held: Ref, new: Ref, place: Place, head: Int) -> tuple[Ref, jax.Array]:
+        """Returns the tile of a head's scales, and what it becomes with the new token's."""
+        pair = new[head, pl.ds(aligned(2 * self.items.rows[place.slot], 2), 2), :]
+        return with_scales(held.at[place.slot, place.piece], head, place.row, pair)
 
     def _write(self, slot: Int) -> None:
         """Starts to write the new token's tile back."""

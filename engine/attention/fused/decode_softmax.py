@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock.engine.attention.fused.layout import HeadLayout, HeadTiles
+from penstock.engine.attention.fused.layout import LANES, HeadLayout, HeadTiles
 from penstock.engine.attention.fused.pages import PageBuffers
 from penstock.engine.attention.fused.softmax import NEVER, HeadSinks, Int, ScoreFunction, each_head, weighted_sum
 from penstock.engine.attention.fused.token_rows import TokenRows
@@ -33,8 +33,8 @@ class Attended(NamedTuple):
 class Sums(NamedTuple):
     """Softmax over some keys, for a tile of heads."""
 
-    top: jax.Array  # f32 [rows, 1]
-    total: jax.Array  # f32 [rows, 1]
+    top: jax.Array  # f32 [rows, LANES], the same in all lanes
+    total: jax.Array  # f32 [rows, LANES], the same in all lanes
     values: jax.Array  # f32 [rows, query width]
 
 
@@ -58,23 +58,21 @@ class DecodeSoftmax:
     def _attend(self, tile: Int, blocks: list[Attended]) -> None:
         parts = [self._sums(tile, block) for block in blocks]
         start = self._start(tile)
-        so_far = Sums(self.top[tile][:, :1], self.total[tile][:, :1], self.values[tile])
+        so_far = Sums(self.top[tile], self.total[tile], self.values[tile])
         for block, part in zip(blocks, parts, strict=True):
             so_far = _joined(
                 Sums(*(jnp.where(block.is_first, new, old) for new, old in zip(start, so_far, strict=True))), part
             )
-            self.rows.put_result(tile, block.row, so_far.values * (1.0 / jnp.maximum(so_far.total, 1e-30)))
-        self.top[tile] = jnp.broadcast_to(so_far.top, self.top.shape[1:])
-        self.total[tile] = jnp.broadcast_to(so_far.total, self.total.shape[1:])
-        self.values[tile] = so_far.values
+            self.rows.put_result(tile, block.row, _scaled(so_far.values, 1.0 / jnp.maximum(so_far.total, 1e-30)))
+        self.top[tile], self.total[tile], self.values[tile] = so_far
 
     def _start(self, tile: Int) -> Sums:
         """Returns the sums of a sequence before its first block."""
-        shape = (self.tiles.rows, 1)
+        shape = (self.tiles.rows, LANES)
         values = jnp.zeros((self.tiles.rows, self.layout.query_width), jnp.float32)
         if self.sinks is None:
             return Sums(jnp.full(shape, NEVER, jnp.float32), jnp.zeros(shape, jnp.float32), values)
-        return Sums(self.sinks.rows[tile][:, :1], jnp.ones(shape, jnp.float32), values)
+        return Sums(self.sinks.rows[tile], jnp.ones(shape, jnp.float32), values)
 
     def _sums(self, tile: Int, block: Attended) -> Sums:
         """Sums up a block by itself.
@@ -84,13 +82,12 @@ class DecodeSoftmax:
         """
         q = self.rows.query(tile, block.row)
         row = lax.broadcasted_iota(jnp.int32, (self.tiles.rows, 1), 0)
-        heads = []
+        heads, dtype = [], self.rows.tokens.q.dtype
         for place in range(self.tiles.heads):
             first = place * self.tiles.group
             is_own = (row >= first) & (row < first + self.tiles.group)
             keys = self.kv.keys_of(block.slot, tile * self.tiles.heads + place)
-            heads.append((is_own, keys, *keys.halves(self.layout)))
-        dtype = self.rows.tokens.q.dtype
+            heads.append((is_own, keys, *keys.halves(self.layout, dtype)))
 
         def own(is_own: jax.Array, x: jax.Array) -> jax.Array:
             return x if len(heads) == 1 else jnp.where(is_own, x, 0.0)
@@ -101,11 +98,18 @@ class DecodeSoftmax:
         score = jnp.where(visible, self.scores.capped(sum(products[1:], start=products[0])), NEVER)
         top = jnp.max(score, axis=1, keepdims=True)
         weights = jnp.exp(score - top)
-        values = [weighted_sum(own(is_own, weights), v, keys, dtype) for is_own, keys, _, v in heads]
-        return Sums(top, jnp.sum(weights, axis=1, keepdims=True), sum(values[1:], start=values[0]))
+        values = [weighted_sum(own(is_own, weights), v, keys) for is_own, keys, _, v in heads]
+        shape = (self.tiles.rows, LANES)
+        top, total = (jnp.broadcast_to(x, shape) for x in (top, jnp.sum(weights, axis=1, keepdims=True)))
+        return Sums(top, total, sum(values[1:], start=values[0]))
 
 
 def _joined(a: Sums, b: Sums) -> Sums:
     top = jnp.maximum(a.top, b.top)
     of_a, of_b = jnp.exp(a.top - top), jnp.exp(b.top - top)
-    return Sums(top, a.total * of_a + b.total * of_b, a.values * of_a + b.values * of_b)
+    return Sums(top, a.total * of_a + b.total * of_b, _scaled(a.values, of_a) + _scaled(b.values, of_b))
+
+
+def _scaled(values: jax.Array, factor: jax.Array) -> jax.Array:
+    """Multiplies `values` by a factor of each row, [rows, LANES], the same in all lanes."""
+    return values * jnp.concatenate([factor] * (values.shape[1] // LANES), axis=1)

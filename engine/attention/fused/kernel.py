@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.decode import NUM_SETS, Decode, Items
 from penstock.engine.attention.fused.decode_softmax import DecodeSoftmax
+from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import LANES, SUBLANES, BlockSizes, HeadLayout, KeyBlockSizes
 from penstock.engine.attention.fused.pages import Buffers, HeldPages, PageBuffers, Tables
 from penstock.engine.attention.fused.prefill import Prefill
@@ -52,10 +53,11 @@ def attend_kernel(
     pages_per_seq: int,
     window: int | None,
     num_parts: int,
-    has_scales: bool,
+    elements: PageElements,
 ) -> None:
     """Runs both loops. `refs` are tables, inputs, outputs and scratch, in the order of `FusedAttention`."""
     *arrays, scratch = refs
+    has_scales = is_quantized(elements.dtype)
     tables, num_out = Tables(*arrays[:NUM_TABLES]), 2 + has_scales
     q, *others = arrays[NUM_TABLES:-num_out]
     out, codes, *scales = arrays[-num_out:]
@@ -67,10 +69,10 @@ def attend_kernel(
     q_block, new_block, out_block, scale_block, moved = scratch.tokens
     operands = Operands(q, tuple(parts), out, new_scales)
     tokens = TokenBlock(operands, q_block, new_block, out_block, scale_block, moved, group)
-    rows = TokenRows(tokens, blocks.decode_tiles, *scratch.rows)
+    rows = TokenRows(tokens, blocks.decode_tiles, elements, *scratch.rows)
 
     def buffers(sizes: KeyBlockSizes, held: Buffers) -> PageBuffers:
-        return PageBuffers(sizes, blocks.tile_rows, tables, pages, held, window is not None)
+        return PageBuffers(sizes, blocks.tile_rows, tables, pages, held, elements, window is not None)
 
     function = (layout, scores, sinks[0] if sinks else None)
     kv = buffers(blocks.decode, scratch.decode)
@@ -81,11 +83,11 @@ def attend_kernel(
     Prefill(tables, kv, prefill, tokens, blocks.pieces_at_once, window, reads_only).run()
 
 
-def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, new_dtype: str, kv_dtype: str) -> Scratch:
+def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, elements: PageElements) -> Scratch:
     """Returns the shapes of the kernel's scratch memory."""
     tiles = blocks.decode_tiles
     num_heads, rows = tiles.num_heads, blocks.num_queries * tiles.group
-    has_scales, dma = is_quantized(kv_dtype), pltpu.SemaphoreType.DMA
+    has_scales, dma = is_quantized(elements.dtype), pltpu.SemaphoreType.DMA
 
     def vmem(*shape: int, dtype: str = "float32") -> Any:
         return pltpu.VMEM(shape, jnp.dtype(dtype))
@@ -94,7 +96,7 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, new_dtype: str
         return tuple(vmem(*shape, lanes) for lanes in (LANES, LANES, layout.query_width))
 
     def buffers(num: int, sizes: KeyBlockSizes) -> Buffers:
-        codes = vmem(num, sizes.pieces, num_heads, sizes.rows, layout.width, dtype=kv_dtype)
+        codes = vmem(num, sizes.pieces, num_heads, sizes.rows, layout.width, dtype=elements.dtype)
         scales = vmem(num, sizes.pieces, num_heads, 2, sizes.rows) if has_scales else None
         return Buffers(codes, scales, dma((num,)), dma((num,)))
 
@@ -103,12 +105,17 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, new_dtype: str
     return Scratch(
         tokens=(
             vmem(num_heads, rows, layout.query_width, dtype=q_dtype),
-            vmem(num_heads, blocks.num_queries, layout.width, dtype=new_dtype),
+            vmem(num_heads, blocks.num_queries, layout.width, dtype=elements.new_dtype),
             vmem(num_heads, rows, layout.query_width, dtype=q_dtype),
             vmem(blocks.num_queries, scale_lanes(num_heads)) if has_scales else None,
             dma((2,)),
         ),
-        rows=(token_rows, token_rows, vmem(num_heads, num_tokens, layout.width)),
+        rows=(
+            token_rows,
+            token_rows,
+            vmem(num_heads, num_tokens, layout.width, dtype="int32"),
+            vmem(num_heads, 2 * num_tokens, LANES) if has_scales else None,
+        ),
         items=Items(*[pltpu.SMEM((num_slots,), jnp.int32)] * len(Items._fields)),
         decode=buffers(num_slots, blocks.decode),
         decode_sums=sums(tiles.num, tiles.rows),

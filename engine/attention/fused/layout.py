@@ -10,6 +10,7 @@ LANES = 128
 SUBLANES = 8
 _SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's are at most twice as large
 _MAX_KEYS_AT_ONCE = 256
+_MAX_DECODE_KEYS = 1024  # in all blocks that decode attends to at once
 _MAX_ROWS = 512  # query rows per KV head in a block
 _MAX_HEADS_AT_ONCE = 16  # KV heads, those of each block of keys, that decode attends to in one go
 
@@ -131,11 +132,13 @@ def blocks_for(
         num_queries //= 2
     heads = max(n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and (n == 1 or n * group <= SUBLANES))
     tiles = HeadTiles(heads, group, num_kv_heads // heads)
-    blocks = max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads))
+    # What a block costs beside its keys is large against the bytes of 256 keys of 8 bits.
+    decode = keys_in(_MAX_KEYS_AT_ONCE * (2 if is_scaled else 1), 2 * _SLOT_BYTES)
+    blocks = max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads, _MAX_DECODE_KEYS // decode.keys))
     return BlockSizes(
         num_queries=num_queries,
         tile_rows=tile,
-        decode=keys_in(_MAX_KEYS_AT_ONCE, 2 * _SLOT_BYTES),
+        decode=decode,
         decode_at_once=blocks,
         decode_tiles=tiles,
         tiles_at_once=max(

@@ -11,6 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import LANES, KeyBlockSizes
 from penstock.engine.attention.fused.softmax import Int, KeyBlock, aligned
 from penstock.engine.kernels.pallas import Ref
@@ -58,6 +59,7 @@ class PageBuffers:
     tables: Tables
     pages: HeldPages
     buffers: Buffers
+    elements: PageElements
     is_windowed: bool  # False: `first` is always 0
 
     def clear(self, first_lane: int) -> None:
@@ -73,7 +75,9 @@ class PageBuffers:
         """Returns the keys of a buffer, or of some pieces of it."""
         scales = self.buffers.scales
         return KeyBlock(
-            self.buffers.codes.at[slot, pieces, head], None if scales is None else scales.at[slot, pieces, head]
+            self.buffers.codes.at[slot, pieces, head],
+            None if scales is None else scales.at[slot, pieces, head],
+            self.elements,
         )
 
     def fetch(self, seq: Int, block: Int, slot: Int, first: Int, end: Int) -> None:

@@ -156,9 +156,9 @@ class Prefill:
             rows = self.kv.buffers.codes.at[slot, pieces, head]
             new = self.tokens.new[head]
             new = jnp.where(is_own, new, jnp.zeros_like(new))
-            held = rows[...].reshape(num_rows, -1).astype(jnp.float32)
+            held = self.kv.elements.widened(rows[...].reshape(num_rows, -1))
             merged = jnp.where(is_new, place_rows(place, new), held)
-            rows[...] = merged.astype(rows.dtype).reshape(rows.shape)
+            rows[...] = self.kv.elements.narrowed(merged).reshape(rows.shape)
 
         each_head(self.tokens.num_heads, 1, merge)
         if self.kv.buffers.scales is not None and self.tokens.scales is not None:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.layout import LANES
-from penstock.engine.attention.fused.softmax import Int, aligned, each_head, place_lanes
+from penstock.engine.attention.fused.softmax import Int, aligned, place_lanes
 from penstock.engine.kernels.pallas import Ref
 
 
@@ -28,17 +28,14 @@ def scale_rows(keys: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (0, scale_lanes(num_kv_heads) - rows.shape[1])))
 
 
-def put_scales(held: Ref, key: Int, row: jax.Array, at_once: int) -> None:
-    """Writes a token's `row`, f32 [1, lanes], at `key` of a piece, [num_kv_heads, 2, rows]; none with -1."""
+def with_scales(held: Ref, head: Int, key: Int, new: jax.Array) -> tuple[Ref, jax.Array]:
+    """Returns the tile of a piece's scales, [num_kv_heads, 2, rows], that has a head's at `key`, and what it becomes
+    with `new` ones there, f32 [2, LANES]; the same with -1.
+    """
     start = aligned(jnp.maximum(key, 0) // LANES * LANES, LANES)
     is_new = lax.broadcasted_iota(jnp.int32, (2, LANES), 1) == key - start
-
-    def put(head: Int) -> None:
-        pair = jnp.sum(jnp.where(_is_row(2, row.shape[1], 2 * head), row, 0.0), axis=1, keepdims=True)
-        tile = held.at[head, :, pl.ds(start, LANES)]
-        tile[...] = jnp.where(is_new, pair, tile[...])
-
-    each_head(held.shape[0], at_once, put)
+    tile = held.at[head, :, pl.ds(start, LANES)]
+    return tile, jnp.where(is_new, new, tile[...])
 
 
 def place_scales(
@@ -66,7 +63,7 @@ def place_scales(
             held[piece, head] = jnp.where(is_new[:, keys], new[2 * head : 2 * head + 2, keys], held[piece, head])
 
 
-def _is_row(num_rows: int, lanes: int, first: Int = 0) -> jax.Array:
-    """Returns where a lane is that of a row, counted from `first`: bool [num_rows, lanes]."""
+def _is_row(num_rows: int, lanes: int) -> jax.Array:
+    """Returns where a lane is that of a row: bool [num_rows, lanes]."""
     lane = lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 1)
-    return lane == first + lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 0)
+    return lane == lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import HeadLayout, HeadTiles
 from penstock.engine.kernels.pallas import Ref
 
@@ -32,7 +33,7 @@ class ScoreFunction:
 
     def products(self, q: jax.Array, k: jax.Array, block: KeyBlock) -> jax.Array:
         """Returns the scores before the cap."""
-        score, factors = matmul(q, k.astype(q.dtype), contract_lanes=True) * self.scale, block.factors(0)
+        score, factors = matmul(q, k, contract_lanes=True) * self.scale, block.factors(0)
         return score if factors is None else score * factors
 
     def capped(self, score: jax.Array) -> jax.Array:
@@ -44,21 +45,24 @@ class KeyBlock(NamedTuple):
 
     rows: Ref  # [pieces, rows, width]
     scales: Ref | None  # f32 [pieces, 2, rows]: the factors of the rows' keys, and of their values
+    elements: PageElements
 
-    def halves(self, layout: HeadLayout) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values, each [keys, lanes]; packed, both are the whole rows."""
+    def halves(self, layout: HeadLayout, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values for matmuls in `dtype`, each [keys, lanes]; packed, both are the whole rows."""
         if layout.is_packed:
             k = v = self.rows[...]
         else:
             k, v = self.rows[:, :, : layout.half], self.rows[:, :, layout.half :]
-        return k.reshape(-1, k.shape[2]), v.reshape(-1, v.shape[2])
+        k, v = (self.elements.converted(x.reshape(-1, x.shape[2]), dtype) for x in (k, v))
+        return k, v
 
     def factors(self, of_values: int) -> jax.Array | None:
         """Returns the factors of keys, or with 1 of values: f32 [1, keys]."""
         if self.scales is None:
             return None
         pieces = [self.scales[i, of_values : of_values + 1, :] for i in range(self.scales.shape[0])]
-        return jnp.concatenate(pieces, axis=1)
+        factors = jnp.concatenate(pieces, axis=1)
+        return factors if self.elements.factor == 1 else factors * self.elements.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Softmax:
         visible: jax.Array,  # [rows, keys]
     ) -> None:
         """Adds a block of keys."""
-        k, v = block.halves(self.layout)
+        k, v = block.halves(self.layout, q.dtype)
         score = jnp.where(visible, self.scores.of(q, k, block), NEVER)
         top = self.top[head]
         new_top = jnp.maximum(top, jnp.max(score, axis=1, keepdims=True))
@@ -109,7 +113,7 @@ class Softmax:
         correction = jnp.exp(top - new_top)
         self.top[head] = new_top
         self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
-        update = weighted_sum(weights, v, block, q.dtype)
+        update = weighted_sum(weights, v, block)
         self.values[head] = self.values[head] * correction[:, :1] + update
 
     def result(self, head: Int) -> jax.Array:
@@ -126,22 +130,27 @@ class HeadSinks(NamedTuple):
     tiles: HeadTiles
 
 
-def weighted_sum(weights: jax.Array, v: jax.Array, block: KeyBlock, dtype: jnp.dtype) -> jax.Array:
-    """Sums a block's values `v` with f32 `weights` [rows, keys], multiplied in `dtype`."""
+def weighted_sum(weights: jax.Array, v: jax.Array, block: KeyBlock) -> jax.Array:
+    """Sums a block's values `v` with f32 `weights` [rows, keys], multiplied in their type."""
     factors = block.factors(1)
     if factors is not None:
         weights = weights * factors
-    return matmul(weights.astype(dtype), v.astype(dtype))
+    return matmul(weights.astype(v.dtype), v)
 
 
 def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None:
     """Calls `work` for all heads, unrolled by `at_once`."""
 
-    def run(i: Int, _: None) -> None:
-        for j in range(at_once):
-            work(i * at_once + j)
+    def run(heads: list[Int]) -> None:
+        for head in heads:
+            work(head)
 
-    lax.fori_loop(0, num_heads // at_once, run, None)
+    heads_together(num_heads, at_once, run)
+
+
+def heads_together(num_heads: int, at_once: int, work: Callable[[list[Int]], None]) -> None:
+    """Calls `work` for all heads, `at_once` of them each time."""
+    lax.fori_loop(0, num_heads // at_once, lambda i, _: work([i * at_once + j for j in range(at_once)]), None)
 
 
 def aligned(value: Int, multiple: int) -> jax.Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import LANES, HeadTiles
 from penstock.engine.attention.fused.softmax import Int, aligned, each_head
 from penstock.engine.attention.fused.tokens import TokenBlock
@@ -24,9 +25,11 @@ class TokenRows:
 
     tokens: TokenBlock
     tiles: HeadTiles
+    elements: PageElements
     q: Ref  # f32 [tiles, query width / LANES, rows of tokens, LANES]; strided rows are of LANES lanes
     out: Ref  # as q
-    new: Ref  # f32 [num_kv_heads, rows of tokens, width]
+    new: Ref  # i32 [num_kv_heads, rows of tokens, width]: the bits of new elements
+    scales: Ref | None  # f32 [num_kv_heads, 2 * rows of tokens, LANES], the same in all lanes: of key and value in turn
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +45,8 @@ class TokenRows:
         self.q[...] = jnp.zeros_like(self.q)
         self.out[...] = jnp.zeros_like(self.out)
         self.new[...] = jnp.zeros_like(self.new)
+        if self.scales is not None:
+            self.scales[...] = jnp.zeros_like(self.scales)
 
     def switch(self, j: Int, loaded: Int) -> None:
         """Loads block `j` unless it is `loaded`, whose results are stored first; -1 is none."""
@@ -55,7 +60,10 @@ class TokenRows:
             self.tokens.load(j)
             self._each_query_head(self._spread)
             for head in range(self.num_heads):
-                self.new[head, pl.ds(0, self.num_tokens), :] = self.tokens.new[head].astype(jnp.float32)
+                bits = self.elements.bits(self.tokens.new[head].astype(jnp.float32))
+                self.new[head, pl.ds(0, self.num_tokens), :] = bits
+            if self.scales is not None and self.tokens.scales is not None:
+                self._spread_scales(self.scales, self.tokens.scales)
 
     def store(self, j: Int) -> None:
         """Writes the results of a block."""
@@ -71,9 +79,14 @@ class TokenRows:
             self.out[tile, part, self._rows(token), :] = result[:, part * LANES : (part + 1) * LANES]
 
     def new_row(self, head: Int, token: Int) -> jax.Array:
-        """Returns a token's new row of a page, f32 [1, width]."""
+        """Returns the bits of a token's new row of a page, i32 [1, width]."""
         row: jax.Array = self.new[head, pl.ds(token, 1), :]
         return row
+
+    def _spread_scales(self, ours: Ref, theirs: Ref) -> None:
+        for i in range(2 * self.num_heads):  # unrolled: lanes can only be taken at fixed places
+            column = jnp.broadcast_to(theirs[:, i : i + 1], (self.num_tokens, LANES))
+            ours[i // 2, pl.ds(i % 2, self.num_tokens, stride=2), :] = column
 
     def _rows(self, token: Int) -> Any:
         return pl.ds(aligned(token * self.tiles.rows, self.tiles.rows), self.tiles.rows)

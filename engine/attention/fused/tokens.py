@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -115,11 +112,3 @@ class TokenBlock:
             copy.start()
         for copy in copies:
             copy.wait()
-
-
-def row_of(array: Ref, first: int, token: Int) -> jax.Array:
-    """Returns row `first + token` of [rows, lanes], f32 [1, lanes]; `first` is a multiple of ROWS."""
-    start = aligned(token // ROWS * ROWS, ROWS)
-    rows = array[pl.ds(first + start, ROWS), :].astype(jnp.float32)
-    is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start
-    return jnp.sum(jnp.where(is_meant, rows, 0.0), axis=0, keepdims=True)
