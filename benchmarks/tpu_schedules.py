@@ -63,6 +63,7 @@ CASES = (
     _matmul("v5e:1x1", "int4 of 32, float16", 4096, 4096),
     _matmul("v6e:2x2", "int4 of 32, float16", 4096, 4096),
     _matmul("v6e:2x2", "int4 of 128, zeros, float16", 4096, 4096),
+    _matmul("v6e:2x2", "int4 of 128, zeros, bfloat16", 4096, 4096),
     _matmul("v6e:2x2", "int8 of 32, float16", 4096, 4096),
     _matmul("v6e:2x2", "fp8 of rows", 4096, 5120),
     _matmul("v6e:2x2", "fp8 of 128 x 128", 4096, 5120),

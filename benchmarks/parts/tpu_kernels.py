@@ -39,6 +39,7 @@ from penstock.tools.plan.schedules import Schedule, ScheduleError, compiled_sche
 FORMS = {
     "int4 of 32, float16": Packing("int4", 32, scale="float16"),
     "int4 of 128, zeros, float16": Packing("int4", 128, scale="float16", offset="zeros"),
+    "int4 of 128, zeros, bfloat16": Packing("int4", 128, scale="bfloat16", offset="zeros"),
     "int8 of 32, float16": Packing("int8", 32, scale="float16"),
     "int8 of rows": Packing("int8", 0),
     "fp8 of rows": Packing("fp8", 0, scale="bfloat16"),

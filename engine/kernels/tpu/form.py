@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, Packing
 
 LANES, SUBLANES = 128, 8  # in a tile of memory
-CODE_ROWS = 32  # rows of bytes in a tile of memory
+CODE_ROWS, BF16_ROWS = 32, 16  # rows of bytes, and of bfloat16, in a tile of memory
 # Inputs that share a scale: whole tiles of f32, and whole chunks of `Tile`.
 GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SCALES = (*FLOATS, "e8m0")
 FP8_OF_CHIPS = {"TPU7x": "float8_e4m3fn"}  # by kind of device
+BF16_CHIPS = ("TPU v6 lite", "TPU7x")  # those whose vector units compute with bfloat16, two in a lane
 FP8 = "float8_e4m3b11fnuz"  # of all others: it is that of TPU7x over 16, except for the code 0x80, which is no number
 
 
@@ -35,11 +36,12 @@ class KernelForm:
 
     packing: Packing
     fp8: str = FP8  # the type that the chip's vector units convert to f32
+    has_bf16: bool = False  # whether they compute with bfloat16
 
     @classmethod
     def of_chip(cls, packing: Packing, device_kind: str) -> KernelForm:
         """Returns the form on a kind of device, as JAX names it."""
-        return cls(packing, FP8_OF_CHIPS.get(device_kind, FP8))
+        return cls(packing, FP8_OF_CHIPS.get(device_kind, FP8), device_kind in BF16_CHIPS)
 
     @staticmethod
     def serves(packing: Packing, *, of_experts: bool = False) -> bool:
@@ -61,6 +63,13 @@ class KernelForm:
     def num_planes(self) -> int:
         """Number of codes in a byte."""
         return 8 // PLANES[self.packing.code][0]
+
+    @property
+    def is_scaled_in_bf16(self) -> bool:
+        """Whether bfloat16 has codes and scales exactly, so that their product has the bits that f32 rounds to."""
+        packing = self.packing
+        is_exact = packing.scale in ("bfloat16", "e8m0") and packing.offset != "minimums"
+        return self.has_bf16 and is_exact and packing.group >= BF16_ROWS
 
     @property
     def unit(self) -> float:

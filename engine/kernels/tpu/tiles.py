@@ -17,10 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.kernels.pallas import Ref
-from penstock.engine.kernels.tpu.form import LANES, KernelForm
+from penstock.engine.kernels.tpu.form import BF16_ROWS, LANES, KernelForm
 from penstock.engine.kernels.tpu.unpacking import offsets_of, scales_of, values_of
 
-F32, BF16 = jnp.float32, jnp.bfloat16
+F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
 OUTPUTS_AT_ONCE = 256  # a matrix unit's width
 INPUTS_AT_ONCE = 2048  # unpacked in one block of code; whole groups of each supported size
@@ -36,7 +36,8 @@ def scale_scratch(form: KernelForm, num_groups: int, num_outputs: int) -> list[A
     """Returns the scratch of a Tile's `rows`."""
     if form.packing.group == 0:
         return []
-    return [pltpu.VMEM((num_outputs // LANES, num_groups, LANES), F32) for _ in form.names[1:]]
+    kind = I32 if form.is_scaled_in_bf16 else F32
+    return [pltpu.VMEM((num_outputs // LANES, num_groups, LANES), kind) for _ in form.names[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class Tile:
     form: KernelForm
     codes: Ref  # [rows, outputs]
     held: list[Ref]  # scales and offsets: [groups, outputs], or [groups, blocks] of all blocks of outputs; padded
-    rows: list[Ref]  # f32 [outputs / LANES, groups, LANES]: what `load_scales` makes of `held`, if there are groups
+    # [outputs / LANES, groups, LANES]: what `load_scales` makes of `held`, if there are groups; f32, or two equal
+    # bfloat16 as an i32
+    rows: list[Ref]
     first: Any  # i32: the weight's output that is first in the tile
 
     @property
@@ -54,14 +57,22 @@ class Tile:
         return int(self.codes.shape[0]) * self.form.num_planes
 
     def load_scales(self) -> None:
-        """Converts scales and offsets to f32: once for a tile, whatever multiplies by it."""
+        """Converts scales and offsets: once for a tile, whatever multiplies by it."""
         for held, rows, convert in zip(self.held, self.rows, (scales_of, offsets_of), strict=False):
             for number in range(rows.shape[0]):
                 if self.form.packing.rows <= 1:
-                    rows[number] = convert(self.form, held[:, number * LANES : (number + 1) * LANES])
+                    rows[number] = self._row(convert(self.form, held[:, number * LANES : (number + 1) * LANES]))
                     continue
                 block = lax.div(self.first + number * LANES, self.form.packing.rows)
-                rows[number] = jnp.broadcast_to(_column(convert(self.form, held[...]), block), rows.shape[1:])
+                column = _column(convert(self.form, held[...]), block)
+                rows[number] = self._row(jnp.broadcast_to(column, rows.shape[1:]))
+
+    def _row(self, x: jax.Array) -> jax.Array:
+        """Returns f32 as `rows` have them."""
+        if not self.form.is_scaled_in_bf16:
+            return x
+        bits = lax.bitcast_convert_type(x, I32)  # of a bfloat16, and zeros
+        return bits | lax.shift_right_logical(bits, I32(16))
 
     def multiply(
         self,
@@ -115,7 +126,12 @@ class Tile:
                 parts = []
                 for place in range(0, size, group):
                     row = rows[column + number, pl.ds(first + place // group, 1)]
-                    parts.append(jnp.broadcast_to(row, (min(group, size - place), LANES)))
+                    count = min(group, size - place)
+                    if self.form.is_scaled_in_bf16:
+                        pair = pltpu.bitcast(jnp.broadcast_to(row, (BF16_ROWS // 2, LANES)), BF16)
+                        parts += [pair] * (count // BF16_ROWS)
+                    else:
+                        parts.append(jnp.broadcast_to(row, (count, LANES)))
                 columns.append(jnp.concatenate(parts, axis=0))
             return jnp.concatenate(columns, axis=1)
 

@@ -22,19 +22,20 @@ F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
 
 
 def values_of(form: KernelForm, codes: jax.Array) -> jax.Array:
-    """Returns f32 `[input, outputs]` of codes `[rows, outputs]`, in units of `form.unit`.
+    """Returns `[input, outputs]` of codes `[rows, outputs]`, in units of `form.unit`: f32, or what scales are in.
 
     Constant zero points have been subtracted.
     """
     packing, fp8 = form.packing, jnp.dtype(form.fp8)
+    kind = BF16 if form.is_scaled_in_bf16 else F32
     if packing.code == "int8":
-        return codes.astype(I32).astype(F32)
+        return codes.astype(I32).astype(F32).astype(kind)
     if packing.code == "fp8":
-        return pltpu.bitcast(codes, fp8).astype(F32)
+        return pltpu.bitcast(codes, fp8).astype(kind)
     words = pltpu.bitcast(pltpu.bitcast(codes, jnp.int4).astype(jnp.int8), I32)  # a byte for each, signs extended
     if packing.code == "fp4":
-        return pltpu.bitcast((words & _each(0x80)) | ((words & _each(0x07)) << 2), fp8).astype(F32)
-    values: jax.Array = pltpu.bitcast(words & _each(0x0F), fp8).astype(F32)
+        return pltpu.bitcast((words & _each(0x80)) | ((words & _each(0x07)) << 2), fp8).astype(kind)
+    values: jax.Array = pltpu.bitcast(words & _each(0x0F), fp8).astype(kind)
     zero = ZERO[packing.code] if packing.offset == "none" else 0
     return values - zero * form.unit if zero else values
 

@@ -41,6 +41,14 @@ FORMS = {
     "fp8 per tensor": Packing("fp8", 0, rows=0),
     "mxfp4": Packing("fp4", 32, scale="e8m0"),
 }
+OF_BF16 = {
+    "int8 in groups of 32 with zeros": FORMS["int8 in groups of 32 with zeros"],
+    "int4 in groups of 32": Packing("int4", 32, scale="bfloat16"),
+    "int4 in groups of 128 with zeros": Packing("int4", 128, scale="bfloat16", offset="zeros"),
+    "fp8 in blocks": Packing("fp8", 128, rows=128, scale="bfloat16"),
+    "fp8 in groups": Packing("fp8", 64, scale="bfloat16"),
+    "mxfp4": FORMS["mxfp4"],
+}
 EXPERTS = {**FORMS, "int8 per channel": Packing("int8", 0)}  # XLA reads that of one weight as it is
 NUM_LAYERS = 3
 
@@ -113,6 +121,35 @@ def test_chips_read_the_same_weights_from_their_own_fp8(name: str) -> None:
     assert (
         np.isnan(one).any(axis=0) == ([code % 128 == 127 for code in range(256)] if packing.code == "fp8" else False)
     ).all()
+
+
+@pytest.mark.parametrize("name", OF_BF16)
+def test_chips_that_compute_with_bfloat16_round_weights_as_others_do(name: str) -> None:
+    packing, num_out, num_in = OF_BF16[name], 256, 512
+    forms = [KernelForm.of_chip(packing, kind) for kind in ("TPU v5 lite", "TPU v6 lite", "TPU7x")]
+    assert [form.is_scaled_in_bf16 for form in forms] == [False, True, True]
+    leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, num_out, num_in, 1).items()}
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(8, num_in)), jnp.bfloat16)
+    multiplied = [partial(quantized_matmul, form, num_out=num_out, interpret=True) for form in forms]
+    first, *others = (
+        np.asarray(jax.jit(multiply)(x, held_of(form, leaves, num_out), jnp.int32(0)))
+        for form, multiply in zip(forms, multiplied, strict=True)
+    )
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        Packing("int4", 32, scale="float16"),
+        Packing("int4", 32, scale="bfloat16", offset="minimums"),  # which round twice
+        Packing("fp8", 8, scale="bfloat16"),  # half a tile
+        Packing("fp8", 0, scale="bfloat16"),
+    ],
+)
+def test_what_bfloat16_cannot_scale_exactly_is_scaled_in_f32(packing: Packing) -> None:
+    assert not KernelForm.of_chip(packing, "TPU v6 lite").is_scaled_in_bf16
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mixtral"])

@@ -28,7 +28,7 @@ from penstock.engine.kernels.tpu import (
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.topology import devices_of
-from tests.engine.kernels.test_kernels import FORMS
+from tests.engine.kernels.test_kernels import FORMS, OF_BF16
 from tests.support.patience import pairs
 
 pytestmark = [
@@ -50,9 +50,12 @@ def shapes(
     return held_shapes(form_on(place, packing), num_out, num_in, leading, place)
 
 
-@pytest.mark.parametrize(("name", "topology"), pairs(FORMS, TOPOLOGIES))
+MATMULS = {**FORMS, **{f"{name}, bfloat16": packing for name, packing in OF_BF16.items()}}
+
+
+@pytest.mark.parametrize(("name", "topology"), pairs(MATMULS, TOPOLOGIES))
 def test_matmuls_compile(topology: str, name: str) -> None:
-    place, packing = SingleDeviceSharding(devices_of(topology)[0]), FORMS[name]
+    place, packing = SingleDeviceSharding(devices_of(topology)[0]), MATMULS[name]
     form, num_tokens, num_out, num_in = form_on(place, packing), 48, 200, 2304
     held = shapes(packing, num_out, num_in, (8,), place)
     x = jax.ShapeDtypeStruct((num_tokens, num_in), jnp.bfloat16, sharding=place)
