@@ -56,6 +56,8 @@ WORKLOADS = {
     "4-streams": Workload(_streams(4, 32, 400)),
     "1-stream": Workload(_streams(1, 32, 400)),
     "4k": Workload(_streams(6, 4000, 96), 4096),
+    "first-4k": Workload(_streams(1, 4000, 2), 4096),
+    "first-16k": Workload(_streams(1, 16000, 2), 16384),
     "online-40": Workload(LoadOptions(requests=128), share=0.4),
     "online-80": Workload(LoadOptions(requests=128), share=0.8),
 }
