@@ -84,6 +84,7 @@ class _CheckedCache(CacheInterface):
         self._path = directory
 
     def get(self, key: str) -> bytes | None:
+        _last.begin()  # tracing may have compiled others
         _last.entry = kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
         return _last.entry
 
@@ -99,7 +100,7 @@ class Source(NamedTuple):
 
 
 class _Last(threading.local):
-    """What this thread looked up since `begin`."""
+    """What this thread looked up last, since `begin`."""
 
     entry: bytes | None
     is_loaded: bool
