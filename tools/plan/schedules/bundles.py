@@ -20,6 +20,7 @@ from penstock.engine.errors import EngineError
 _HEAD = re.compile(r"^ *(0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *([> ]*)\{", re.MULTILINE)
 _STARTED = re.compile(r"Start(?:/End empty)? region (\d+)")
 _ENDED = re.compile(r"End region (\d+)")
+_GENERAL = re.compile(r"dma\.general\b([^;]*?)/\* (\w+)-to-(\w+) \*/")  # TPU7x: its kind is in a comment
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _RESULT = re.compile(r"(%\w+) = (.*)", re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(%p\w+|[01])(?:, (%?[\w.-]+))?\)")
@@ -99,7 +100,7 @@ def _bundles(text: str) -> Iterator[Bundle]:
     ends = [*(head.start() for head in heads[1:]), len(text)]
     for head, end in zip(heads, ends, strict=False):  # with no head there is an end
         body = text[head.end() : end]
-        code = _COMMENT.sub("", body)
+        code = _COMMENT.sub("", _GENERAL.sub(r"dma.\2_to_\3\1", body))
         code = code[: code.rfind("}")]
         operations = tuple(_operation(part.strip()) for part in code.split(";;") if part.strip())
         started, ended = (tuple(map(int, found.findall(body))) for found in (_STARTED, _ENDED))

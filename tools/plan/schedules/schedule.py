@@ -16,6 +16,7 @@ from penstock.tools.plan.schedules.bundles import Bundle, Operation, ScheduleErr
 from penstock.tools.plan.schedules.scalar_unit import ScalarUnit
 
 MAX_CYCLES = 2 * 10**7
+_SLOTS, _SLOTS_OF_TPU7X = 4, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,15 @@ class Schedule:
 
     @cached_property
     def delay_slots(self) -> int:
-        """Bundles after a branch that are executed whether or not it is taken: 4 on v5e and v6e, 1 on TPU7x.
+        """Cycles after a branch in which bundles are executed whether or not it is taken: 4 on v5e and v6e, 6 on TPU7x.
 
-        Regions never begin among them, and some region begins right after them.
+        Those of v5e and v6e are all written, and some region begins right behind them. On TPU7x one empty bundle may
+        stand for several cycles, so that a region begins sooner; it counts as one.
         """
-        starts = sorted({*(bundle.address for bundle in self.bundles if bundle.regions), len(self.bundles)})
-        return min((starts[bisect_right(starts, address)] - address - 1 for address, _ in self._branches), default=0)
+        starts = self._region_starts
+        written = (starts[bisect_right(starts, address)] - address - 1 for address, _ in self._branches)
+        fewest = min(written, default=0)
+        return fewest if fewest in (0, _SLOTS) else _SLOTS_OF_TPU7X
 
     @property
     def counts(self) -> Counter[str]:
@@ -108,7 +112,7 @@ class Schedule:
         while address < len(self.bundles):
             region = unit.run(self.bundles[address]) if address in self._scalar else None
             if region is not None:
-                landing, end_of_slots = self._start(region), address + 1 + self.delay_slots
+                landing, end_of_slots = self._start(region), self._slots_ends[address]
             after = address + 1 if landing is not None else self._next_scalar[address]
             changes[address] += 1
             changes[after] -= 1
@@ -147,8 +151,24 @@ class Schedule:
     @cached_property
     def _back_branches(self) -> list[tuple[int, int]]:
         """First and last address of the body of each branch that goes back."""
-        spans = [(self._start(target), address + self.delay_slots) for address, target in self._branches]
-        return [(start, end) for start, end in spans if start <= end - self.delay_slots]
+        backward = [(self._start(target), address) for address, target in self._branches]
+        return [(start, self._slots_ends[address] - 1) for start, address in backward if start <= address]
+
+    @cached_property
+    def _region_starts(self) -> list[int]:
+        """Addresses at which regions begin, in order, and the end."""
+        return sorted({*(bundle.address for bundle in self.bundles if bundle.regions), len(self.bundles)})
+
+    @cached_property
+    def _slots_ends(self) -> dict[int, int]:
+        """The address behind each branch's delay slots, by its own: no region begins among them, none has a branch."""
+        starts, slots = self._region_starts, self.delay_slots
+        branches = sorted({address for address, _ in self._branches})
+        following = [*branches[1:], len(self.bundles)]
+        return {
+            branch: min(branch + 1 + slots, starts[bisect_right(starts, branch)], after)
+            for branch, after in zip(branches, following, strict=True)
+        }
 
     @cached_property
     def _scalar(self) -> frozenset[int]:
