@@ -1,9 +1,10 @@
 """Reads the schedules of our TPU kernels at the presets' geometries, with no TPU, and keeps their cycles in a table.
 
-    python -m benchmarks.tpu_schedules [--case 1 ...]
+    python -m benchmarks.tpu_schedules [--case 1 ...] [--left-out]
 
 Writes `tools/plan/schedules/table.jsonl`, which plans read, and `benchmarks/results/tpu_schedules.md` from it. A case
-that ran again replaces its line; another libtpu adds lines of its own.
+that ran again replaces its line; another libtpu adds lines of its own. With `--left-out` it reads geometries that are
+not in the table, and keeps them in a file of their own: they show how far off plans of such geometries are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -24,12 +25,14 @@ from penstock.engine.errors import EngineError
 from penstock.installed import how_to_install
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.chips import CHIPS
-from penstock.tools.plan.schedules import table
+from penstock.tools.plan.schedules import ScheduleError, table
+from penstock.tools.plan.schedules.scaling import cycles_of
 
-RESULT = RESULTS / "tpu_schedules.md"
+RESULT, LEFT_OUT = RESULTS / "tpu_schedules.md", RESULTS / "tpu_schedules_left_out.jsonl"
 CONTEXTS = (65, 520, 1000, 1023, 1024, 1100, 2047, 2048, 4096)
 BEFORE = (0, 1536, 7168)
 ROWS = (16, 64, 256)
+TILES = (16, 64)  # rows of an expert's tile
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,12 @@ CASES = (
     _matmul("v6e:2x2", "int8 of 32, float16", 4096, 4096),
     _matmul("v6e:2x2", "fp8 of rows", 4096, 5120),
     _matmul("v6e:2x2", "fp8 of 128 x 128", 4096, 5120),
-    Case("experts", "v5e:2x4", {"form": "mxfp4", "out": 5760, "in": 2880, "experts": 4}, (16, 128)),
-    Case("experts", "v6e:2x2", {"form": "mxfp4", "out": 5760, "in": 2880, "experts": 8}, (16, 128)),
+    _matmul("v6e:2x2", "int4 of 32, minimums, float16", 4096, 4096),
+    _matmul("v5e:1x1", "int4 of 32, minimums, float16", 4096, 4096),
+    Case("experts", "v5e:2x4", {"form": "mxfp4", "out": 2880, "in": 2880}, TILES),
+    Case("experts", "v6e:2x2", {"form": "mxfp4", "out": 2880, "in": 2880}, TILES),
     Case("delta rule", "v6e:2x2", {"key_heads": 8, "value_heads": 24, "head_dim": 128}, (64,)),
+    Case("delta rule", "v6e:2x2", {"key_heads": 4, "value_heads": 8, "head_dim": 128}, (64,)),
     *(
         Case(kernel, topology, {"rows": 8, "vocab": vocab}, points)
         for topology, vocab in (("v6e:2x2", 151_936), ("v6e:2x2", 128_256), ("v5e:1x1", 151_936))
@@ -77,18 +83,30 @@ CASES = (
     ),
 )
 
+CASES_LEFT_OUT = (
+    *_attention("v6e:2x2", _heads(16, 4)),
+    _matmul("v6e:2x2", "int4 of 32, minimums, float16", 7168, 2048),
+    _matmul("v6e:2x2", "fp8 of 128 x 128", 2048, 14336),
+    Case("experts", "v6e:2x2", {"form": "mxfp4", "out": 5760, "in": 1024}, TILES),
+    Case("draw", "v6e:2x2", {"rows": 16, "vocab": 201_088}, ("greedy", "filtered", "flat")),
+    Case("adjust", "v6e:2x2", {"rows": 16, "vocab": 201_088}, ("anything",)),
+)
+
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--case", type=int, nargs="*", help=f"numbers of cases, 1 to {len(CASES)}; none: all")
+    arguments.add_argument("--left-out", action="store_true", help="read what is not in the table")
     if not has_libtpu():
         print(f"libtpu is not installed, so there are no schedules to read: {how_to_install('worker,tpu')}")
         return
-    for number in arguments.parse_args().case or range(1, len(CASES) + 1):
-        case = CASES[number - 1]
+    given = arguments.parse_args()
+    cases, path = (CASES_LEFT_OUT, LEFT_OUT) if given.left_out else (CASES, table.PATH)
+    for number in given.case or range(1, len(cases) + 1):
+        case = cases[number - 1]
         print(f"{number}. {case.kernel}, {case.topology}, {_named(case.geometry)}", file=sys.stderr, flush=True)
         try:
-            table.keep([read(case)])
+            table.keep([read(case)], path)
         except EngineError as error:
             print(f"not read: {error}", file=sys.stderr)
     RESULT.write_text("\n".join(_page()) + "\n", encoding="utf-8")
@@ -126,6 +144,21 @@ def _page() -> Iterator[str]:
             if of_kernel:
                 yield f"\n## {name}, libtpu {libtpu}\n\nCycles of {kernel.unit}, by {kernel.points}.\n"
                 yield from _lines(of_kernel)
+    yield _LEFT_OUT
+    for row in table.rows(LEFT_OUT):
+        for point, cycles in row.cycles.items():
+            ruled = by_rule(row, point)
+            cells = [row.libtpu, row.chip, row.kernel, _named(row.geometry), point, f"{cycles:,.0f}", f"{ruled:,.0f}"]
+            yield f"| {' | '.join(cells)} | {ruled / cycles - 1:+.0%} |"
+
+
+def by_rule(row: table.Row, point: str) -> float:
+    """Returns what the table gives for a row that is not in it."""
+    of_version = [replace(kept, libtpu=version("libtpu")) for kept in table.rows() if kept.libtpu == row.libtpu]
+    found = cycles_of(row.chip, row.kernel, row.geometry, of_version)
+    if found is None:
+        raise ScheduleError(f"nothing in the table is like {row.kernel}, {_named(row.geometry)}")
+    return found.at(float(point) if point.isdigit() else point)
 
 
 def _lines(of_kernel: list[table.Row]) -> Iterator[str]:
@@ -146,6 +179,14 @@ Read from what libtpu dumps when it compiles, by `python -m benchmarks.tpu_sched
 a cycle. Waits, for memory above all, are not in it, so cycles are a lower bound of a kernel's time, as its bytes are.
 Clocks in GHz, as plans use them: {_CLOCKS}. Spills, fills, DMAs and bounds checks are counted in
 the text of the program, not as often as they run."""
+
+_LEFT_OUT = """
+## Left out
+
+Geometries that are not in the table: cycles by their schedules, and by the rule of `tools/plan/schedules/scaling.py`.
+
+| libtpu | chip | kernel | geometry | at | schedule | rule | error |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 if __name__ == "__main__":

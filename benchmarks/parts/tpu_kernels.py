@@ -20,7 +20,7 @@ from penstock.engine.execution.sampling.draw_kernel import draw
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.execution.sampling.sampling_state import SamplingState
-from penstock.engine.formats.packing import Packing, leaf_shapes
+from penstock.engine.formats.packing import leaf_shapes
 from penstock.engine.kernels.tpu import (
     GATED_DELTA_RULE,
     DeltaTokens,
@@ -33,21 +33,13 @@ from penstock.engine.kernels.tpu import (
 )
 from penstock.engine.kernels.tpu.grouped_matmul import rows_of_a_tile
 from penstock.engine.models import QKV, StackedCache
+from penstock.tools.plan.device.forms import FORMS
 from penstock.tools.plan.device.topology import devices_of
 from penstock.tools.plan.schedules import Schedule, ScheduleError, compiled_schedules
 
-FORMS = {
-    "int4 of 32, float16": Packing("int4", 32, scale="float16"),
-    "int4 of 128, zeros, float16": Packing("int4", 128, scale="float16", offset="zeros"),
-    "int4 of 128, zeros, bfloat16": Packing("int4", 128, scale="bfloat16", offset="zeros"),
-    "int8 of 32, float16": Packing("int8", 32, scale="float16"),
-    "int8 of rows": Packing("int8", 0),
-    "fp8 of rows": Packing("fp8", 0, scale="bfloat16"),
-    "fp8 of 128 x 128": Packing("fp8", 128, rows=128),
-    "mxfp4": Packing("fp4", 32, scale="e8m0"),
-}
 SEQUENCES, MAX_TOKENS, TOKENS = 64, 8192, 512  # of a batch; of a sequence; of a chunk of a prompt
 _DECODES = 1 | 2 | 4  # flags of `TokenSlots`: a token that is real, begins a chunk, and has a past
+_EXPERTS = 4
 _FEW, _MANY = 8, 24  # sequences: the difference is what one more costs
 
 Geometry = Mapping[str, Any]
@@ -61,7 +53,7 @@ class Kernel:
     name: str  # that of its `pallas_call`
     unit: str  # what the cycles are of
     points: str  # what the points are
-    compile: Callable[[Geometry, int | str, Shape], None]
+    compile: Callable[[Geometry, int | str, Shape], jax.stages.Compiled]
     cycles: Callable[[Geometry, int | str, Schedule], float]
     compiles_each_point: bool = False  # otherwise one schedule serves all
 
@@ -76,28 +68,30 @@ def measured(
     return found, [kernel.cycles(geometry, *pair) for pair in zip(points, schedules, strict=True)]
 
 
-def compile_kernel(kind: str, topology: str, geometry: Geometry, points: Sequence[int | str]) -> None:
+def compile_kernel(
+    kind: str, topology: str, geometry: Geometry, points: Sequence[int | str]
+) -> list[jax.stages.Compiled]:
     place, kernel = NamedSharding(Mesh(np.array(devices_of(topology)), ("all",)), P()), KERNELS[kind]
 
     def shape(*dims: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
 
-    for point in points if kernel.compiles_each_point else points[:1]:
-        kernel.compile(geometry, point, shape)
+    return [kernel.compile(geometry, point, shape) for point in (points if kernel.compiles_each_point else points[:1])]
 
 
-def _compile(function: Callable[..., Any], *arguments: Any, donated: tuple[int, ...] = ()) -> None:
+def _compile(function: Callable[..., Any], *arguments: Any, donated: tuple[int, ...] = ()) -> jax.stages.Compiled:
     """Compiles a function that runs whole on each device."""
     mesh = jax.tree.leaves(arguments)[0].sharding.mesh
     everywhere = jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    jax.jit(everywhere, donate_argnums=donated).lower(*arguments).compile()
+    compiled: jax.stages.Compiled = jax.jit(everywhere, donate_argnums=donated).lower(*arguments).compile()
+    return compiled
 
 
 def _page_size(of: Geometry) -> int:
     return page_size_for("tpu", max_num_seqs=SEQUENCES, max_model_len=MAX_TOKENS, kv_dtype=of["kv"])
 
 
-def _compile_attention(tokens: int, of: Geometry, _: int | str, shape: Shape) -> None:
+def _compile_attention(tokens: int, of: Geometry, _: int | str, shape: Shape) -> jax.stages.Compiled:
     attention = FusedAttention(kv_dtype=of["kv"], device_kind=_device_kind(shape))
     page = _page_size(of)
     spec = KVCacheSpec(2, SEQUENCES, page, of["kv_heads"], of["head_dim"], of["kv"])
@@ -110,7 +104,7 @@ def _compile_attention(tokens: int, of: Geometry, _: int | str, shape: Shape) ->
     def attend(qkv: QKV, cache: StackedCache, batch: RaggedBatch) -> Any:
         return attention(qkv, cache, attention.prepare(batch, page))
 
-    _compile(attend, QKV(q, k, k), StackedCache(pages, shape()), batch, donated=(1,))
+    return _compile(attend, QKV(q, k, k), StackedCache(pages, shape()), batch, donated=(1,))
 
 
 def _attention_tables(of: Geometry, lengths: Sequence[int], num_queries: int) -> dict[int, list[int]]:
@@ -159,36 +153,41 @@ def held_shapes(
     return {name: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for name, each in held.items()}
 
 
-def _compile_matmul(of: Geometry, rows: int | str, shape: Shape) -> None:
+def _compile_matmul(of: Geometry, rows: int | str, shape: Shape) -> jax.stages.Compiled:
     multiply = partial(quantized_matmul, _form(of, shape), num_out=of["out"])
-    _compile(multiply, shape(int(rows), of["in"], dtype="bfloat16"), _held(of, (8,), shape), shape())
+    return _compile(multiply, shape(int(rows), of["in"], dtype="bfloat16"), _held(of, (8,), shape), shape())
 
 
-def _compile_experts(of: Geometry, rows: int | str, shape: Shape) -> None:
+def _compile_experts(of: Geometry, rows: int | str, shape: Shape) -> jax.stages.Compiled:
     multiply = partial(grouped_quantized_matmul, _form(of, shape), num_out=of["out"])
-    x, held = shape(int(rows), of["in"], dtype="bfloat16"), _held(of, (2, of["experts"]), shape)
-    _compile(multiply, x, shape(of["experts"]), held, shape())
+    x, held = shape(_expert_rows(int(rows)), of["in"], dtype="bfloat16"), _held(of, (2, _EXPERTS), shape)
+    return _compile(multiply, x, shape(_EXPERTS), held, shape())
 
 
-def _expert_cycles(of: Geometry, rows: int | str, schedule: Schedule) -> float:
-    """Returns the cycles if rows are spread over the experts as evenly as can be."""
-    num_rows, experts = int(rows), of["experts"]
-    size = rows_of_a_tile(num_rows, experts)
-    tiles = [
-        expert
-        for expert in range(experts)
-        for _ in range(-(-(num_rows // experts + (expert < num_rows % experts)) // size))
-    ]
-    num_tiles = num_rows // size + min(experts, num_rows)
-    return schedule.run({0: [0], 1: (tiles + tiles[-1:] * num_tiles)[:num_tiles], 2: [len(tiles)]}).cycles
+def _expert_rows(size: int) -> int:
+    """Returns how many rows are cut into tiles of `size`, one for each expert."""
+    return _EXPERTS * size // 2
 
 
-def _compile_draw(of: Geometry, _: int | str, shape: Shape) -> None:
+def _expert_cycles(_: Geometry, rows: int | str, schedule: Schedule) -> float:
+    """Returns what one more tile costs, of another expert."""
+    num_rows = _expert_rows(int(rows))
+    if rows_of_a_tile(num_rows, _EXPERTS) != rows:
+        raise ScheduleError(f"no experts have tiles of {rows} rows")
+    num_tiles = num_rows // int(rows) + min(_EXPERTS, num_rows)
+    few, many = (
+        schedule.run({0: [0], 1: (list(range(tiles)) + [tiles - 1] * num_tiles)[:num_tiles], 2: [tiles]}).cycles
+        for tiles in (1, _EXPERTS)
+    )
+    return (many - few) / (_EXPERTS - 1)
+
+
+def _compile_draw(of: Geometry, _: int | str, shape: Shape) -> jax.stages.Compiled:
     num_rows = of["rows"]
     number, integer = shape(num_rows, dtype="float32"), shape(num_rows)
     rows = SamplingRows(number, number, number, integer, shape(num_rows, 2, dtype="uint32"), integer)
     logits = shape(1, num_rows, of["vocab"], dtype="float32")
-    _compile(partial(draw, vocab_size=of["vocab"]), logits, rows)
+    return _compile(partial(draw, vocab_size=of["vocab"]), logits, rows)
 
 
 def _draw_cycles(of: Geometry, point: int | str, schedule: Schedule) -> float:
@@ -201,7 +200,7 @@ def _draw_cycles(of: Geometry, point: int | str, schedule: Schedule) -> float:
     return schedule.run(from_vectors=int(np.float32(number).view(np.int32))).cycles
 
 
-def _compile_adjust(of: Geometry, _: int | str, shape: Shape) -> None:
+def _compile_adjust(of: Geometry, _: int | str, shape: Shape) -> jax.stages.Compiled:
     num, vocab = of["rows"], of["vocab"]
     width = -(-vocab // 4096) * 4096
     number, integer, flag = shape(num, dtype="float32"), shape(num), shape(num, dtype="bool")
@@ -210,7 +209,7 @@ def _compile_adjust(of: Geometry, _: int | str, shape: Shape) -> None:
     drafts = SeenDrafts(shape(num), shape(num), shape(num))
     masks = shape(num, width // 32)
     logits = shape(num, vocab, dtype="float32")
-    _compile(adjust_by_kernel, logits, rows, state, shape(num), drafts, masks)
+    return _compile(adjust_by_kernel, logits, rows, state, shape(num), drafts, masks)
 
 
 def _adjust_cycles(of: Geometry, _: int | str, schedule: Schedule) -> float:
@@ -219,7 +218,7 @@ def _adjust_cycles(of: Geometry, _: int | str, schedule: Schedule) -> float:
     return schedule.run({0: [0] * num, 1: [ADJUSTED | BIASED] * num, 2: [0] * num, 3: [0] * num, 4: [-1] * num}).cycles
 
 
-def _compile_delta(of: Geometry, _: int | str, shape: Shape) -> None:
+def _compile_delta(of: Geometry, _: int | str, shape: Shape) -> jax.stages.Compiled:
     num_tokens, num_slots, num_taps, size = SEQUENCES, SEQUENCES + 1, 4, of["head_dim"]
     keys, values = (of["key_heads"], size), (of["value_heads"], size)
     wide = partial(shape, dtype="float32")
@@ -238,7 +237,7 @@ def _compile_delta(of: Geometry, _: int | str, shape: Shape) -> None:
             0, 2, lambda _, carry: run(tokens._replace(gate=carry[0]), weights, slots, carry[1]), (tokens.gate, states)
         )
 
-    _compile(layers, tokens, weights, slots, states, donated=(3,))
+    return _compile(layers, tokens, weights, slots, states, donated=(3,))
 
 
 def _delta_cycles(of: Geometry, point: int | str, schedule: Schedule) -> float:
@@ -273,7 +272,12 @@ KERNELS = {
         compiles_each_point=True,
     ),
     "experts": Kernel(
-        "grouped_quantized_matmul", "a call", "rows", _compile_experts, _expert_cycles, compiles_each_point=True
+        "grouped_quantized_matmul",
+        "a tile of rows, of one expert",
+        "rows of a tile",
+        _compile_experts,
+        _expert_cycles,
+        compiles_each_point=True,
     ),
     "delta rule": Kernel(GATED_DELTA_RULE, "a token and layer", "tokens", _compile_delta, _delta_cycles),
     "draw": Kernel("draw_tokens", "a call", "what the rows ask", _compile_draw, _draw_cycles),

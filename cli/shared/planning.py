@@ -122,9 +122,20 @@ def _show(screen: Console, made: Plan) -> None:
         )
     expected = "bytes, matmuls, or XLA (cycles that the compiler expects) and kernels"
     screen.print(f"[dim]A step takes the longest of {expected}, and then links. Nothing was measured.[/]")
-    attention = "its schedule" if made.prefill.has_schedule else "bytes and FLOPs: its geometry is not in the table"
-    screen.print(f"[dim]Attention counts by {attention}. Unknown: waits within kernels, the host, the runtime.[/]")
+    counted = "; ".join(f"{', '.join(names)} by {basis}" for basis, names in made.kernels.items()) or "unknown"
+    screen.print(f"[dim]Kernels: {counted}. Unknown: waits within kernels, the host, the runtime.[/]")
+    screen.print(f"[dim]Links: {_links(made)}.[/]")
     screen.print(f"[dim]Expected: the bound over the shares of it that others published. {_published()}.[/]")
+
+
+def _links(made: Plan) -> str:
+    """Says for which steps other work hides collectives, by the HLO's pairs of starts and ends."""
+    found = [(f"{bucket.kind} of {bucket.size}", bucket.links) for bucket in made.buckets if bucket.links is not None]
+    carrying = [(name, links) for name, links in found if links.seconds]
+    hidden = [f"{links.hidden_share:.0%} hidden in the {name}" for name, links in carrying if links.num_pairs]
+    waiting = [name for name, links in carrying if not links.num_pairs]
+    parts = [*hidden, *([f"no collective is asynchronous in the {', '.join(waiting)}"] if waiting else [])]
+    return "; ".join(parts) or "none"
 
 
 def _kinds(made: Plan) -> Iterator[str]:

@@ -21,6 +21,7 @@ from penstock.engine.scheduling.memory.page_needs import PageNeeds
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.compiling import ALL_OPTIONS, WRITING, Bucket
 from penstock.tools.plan.device.hlo import Traffic
+from penstock.tools.plan.device.kernel_work import Basis
 from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step
 from penstock.tools.plan.device.weights import vocab_padding_bytes
 from penstock.tools.plan.layout import ModelLayout, lay_out
@@ -96,6 +97,21 @@ class Plan:
     def counts_others(self) -> bool:
         """Whether bytes, cycles and links are counted in other programs than run."""
         return not all(bucket.is_as_run for bucket in self.buckets)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.decode, *self.decode_filtered, *self.decode_one_asks, *self.decode_all_options, self.prefill)
+
+    @property
+    def kernels(self) -> dict[str, list[str]]:
+        """The names of the steps' kernels by what their times are from: the weakest basis that one of a name has."""
+        orders = list(Basis)
+        weakest: dict[str, Basis] = {}
+        for kernel in (kernel for step in self.steps for kernel in step.kernels):
+            weakest[kernel.name] = max(weakest.get(kernel.name, kernel.basis), kernel.basis, key=orders.index)
+        return {
+            basis.value: names for basis in Basis if (names := sorted(n for n, of in weakest.items() if of is basis))
+        }
 
     @property
     def page_padding_bytes(self) -> int:
@@ -227,7 +243,7 @@ def _made_of(layout: ModelLayout, topology: str, buckets: tuple[Bucket, ...], co
 
 def _check_times(made: Plan) -> None:
     """Refuses a plan whose estimates cannot be: no step of a model that fits a device takes that long."""
-    for step in (*made.decode, *made.decode_filtered, *made.decode_one_asks, *made.decode_all_options, made.prefill):
+    for step in made.steps:
         if step.seconds > _LONGEST_STEP_S:
             raise EngineError(
                 f"a step of {step.num_tokens} tokens would take {step.seconds:.0f} s, which is an error of the plan: "

@@ -27,8 +27,8 @@ from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.tools.plan.device.attention_schedule import AttentionSchedule
+from penstock.tools.plan.device.kernel_work import KernelWork, Load
 from penstock.tools.plan.device.roofline import (
-    KernelWork,
     Programs,
     StepWork,
     attention_flops,
@@ -80,13 +80,13 @@ class PlannedSteps:
         is_loop = shape.num_steps > 1
         chunks = [(start + later, count) for start, count in shape.chunks]
         pages = sum(self._kv_bytes(start) + (count - 1) * self._token_bytes for start, count in chunks)
-        cycles = self._schedule.cycles(chunks) or 0.0
-        attention = KernelWork(pages, self._key_flops * sum(self._mean_keys(*chunk) for chunk in chunks), cycles)
+        flops = self._key_flops * sum(self._mean_keys(*chunk) for chunk in chunks)
+        attention = self._schedule.work(chunks, pages, flops)
         links_s = self._waited_s(num_tokens, is_loop)
         if num_rows:
             links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)
         work = StepWork(
-            programs=self._step_programs(num_tokens, num_rows, is_loop),
+            programs=self._step_programs(num_tokens, num_rows, is_loop, shape.num_tokens, shape.num_sampled),
             attention=attention,
             experts=self._experts(num_tokens, shape.num_tokens, is_loop),
             flops=self._padded_flops(num_tokens, num_rows) + attention.flops,
@@ -119,17 +119,19 @@ class PlannedSteps:
         loops = dict.fromkeys(geometry.row_buckets, self._loop_steps) if self._loop_steps > 1 else {}
         return Pace(times, config.prefill_share, loops)
 
-    def _programs(self, num_tokens: int, num_rows: int, is_loop: bool) -> Programs:
+    def _programs(self, num_tokens: int, num_rows: int, is_loop: bool, num_computed: int, num_sampled: int) -> Programs:
+        """Returns the programs of a step of so many tokens and rows, of which the last two are no padding."""
         weight_bytes = step_weight_bytes(self._model, num_tokens, self._deployment.placement)
+        load = Load(num_computed, num_sampled, is_drawn=not is_loop)
         if is_loop:
-            return Programs.of([self._traffic["loop", num_rows]], weight_bytes, self._loop_steps)
+            return Programs.of([self._traffic["loop", num_rows]], weight_bytes, self._chip, load, self._loop_steps)
         sizes = [("backbone", num_tokens), *([("head", num_rows)] if num_rows else [])]
-        return Programs.of([self._traffic[size] for size in sizes], weight_bytes)
+        return Programs.of([self._traffic[size] for size in sizes], weight_bytes, self._chip, load)
 
     def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> KernelWork:
         """Returns the load of `num_tokens` tokens in a step of `size`."""
         traffic = self._traffic["loop" if is_loop else "backbone", size]
-        return expert_load(self._deployment, num_tokens, traffic, self._loop_steps if is_loop else 1)
+        return expert_load(self._deployment, self._chip, num_tokens, traffic, self._loop_steps if is_loop else 1)
 
     def _flops(self, num_tokens: int, num_rows: int) -> float:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices

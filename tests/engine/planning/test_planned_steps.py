@@ -14,6 +14,7 @@ from penstock.tools.plan.device.hlo import Traffic
 from penstock.tools.plan.device.roofline import kv_bytes_moved, kv_token_bytes
 from penstock.tools.plan.device.topology import devices_of
 from penstock.tools.plan.planned_steps import HOST_ROW_S, HOST_STEP_S, PlannedSteps, keys_seen
+from penstock.tools.plan.schedules import table
 from penstock.tools.plan.step_times import StepShape
 from penstock.tools.plan.traces import TracedRequest
 from tests.engine.planning.plans import plan
@@ -56,7 +57,14 @@ def test_a_full_decode_step_is_that_of_the_plan(made: Plan, steps: PlannedSteps)
     assert host_s == pytest.approx(HOST_STEP_S + 16 * HOST_ROW_S)
 
 
+@pytest.fixture
+def _no_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves kernels their bytes, which can be counted by hand."""
+    monkeypatch.setattr(table, "shipped", tuple)
+
+
 @needs_libtpu
+@pytest.mark.usefixtures("_no_schedules")
 def test_padding_is_computed_and_contexts_are_read(model: ModelConfig, made: Plan, steps: PlannedSteps) -> None:
     """Three rows take as long as sixteen but for their pages; a chunk reads its context once."""
     deployment = deploy(CONFIG, model, devices_of("v6e:2x2"))

@@ -19,7 +19,8 @@ from penstock.engine.models.hf.blocks import sliding
 from penstock.tools.plan import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, planned_model, preset
 from penstock.tools.plan.device.chips import CHIPS
 from penstock.tools.plan.device.hlo import HloModule, Traffic
-from penstock.tools.plan.device.roofline import KernelWork, Programs, StepWork, collective_s, kv_token_bytes, step_flops
+from penstock.tools.plan.device.kernel_work import KernelWork, Load
+from penstock.tools.plan.device.roofline import Programs, StepWork, collective_s, kv_token_bytes, step_flops
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.planning.plans import plan
 from tests.support.patience import slow
@@ -208,7 +209,7 @@ def test_a_step_takes_the_longer_of_its_roofline_and_of_cycles_and_kernels() -> 
 
     def us(backbone: Traffic, head: Traffic, flops: float = 0.0, num_steps: int = 1) -> float:
         work = StepWork(
-            programs=Programs.of((backbone, head), 820_000, num_steps),
+            programs=Programs.of((backbone, head), 820_000, chip, Load(1, 1, is_drawn=False), num_steps),
             attention=KernelWork(1_640_000, 2 * 918e6),  # by FLOPs
             experts=KernelWork(3_280_000, 1e6),  # by bytes
             flops=flops,
@@ -289,7 +290,7 @@ def test_what_was_learnt_of_a_function_is_kept(tmp_path: Path) -> None:
 
 @needs_libtpu
 @pytest.mark.slow
-def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> None:
+def test_every_kind_of_head_is_counted_and_filters_cost_little() -> None:
     made = plan(llama_8b(), "v6e:2x2", replace(SMALL, max_num_seqs=64, max_batch_tokens=64), only=frozenset({64}))
     head = next(bucket for bucket in made.buckets if bucket.kind == "head")
     everything = next(bucket for bucket in made.buckets if bucket.kind == ALL_OPTIONS)
@@ -301,7 +302,7 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
         next(step for step in steps if step.num_tokens == 64)
         for steps in (made.decode, made.decode_filtered, made.decode_one_asks, made.decode_all_options)
     )
-    assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
+    assert greedy.seconds < filtered.seconds < 1.2 * greedy.seconds
     assert filtered.time.collective_s - greedy.time.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
     assert filtered.counted_bytes < one_asks.counted_bytes < all_ask.counted_bytes
 
@@ -316,7 +317,8 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
         slow("Gemma-4-31B", "v6e:2x2", 4),
     ],
 )
-def test_rows_with_options_cost_a_step_next_to_nothing(name: str, topology: str, tensor: int) -> None:
+def test_rows_with_options_cost_a_step_little(name: str, topology: str, tensor: int) -> None:
+    """Most of it is a second draw, of the rows that ask."""
     model = preset(name)
     assert model is not None
     config = replace(SMALL, max_num_seqs=32, max_batch_tokens=32, tensor_parallel=tensor)
@@ -324,8 +326,8 @@ def test_rows_with_options_cost_a_step_next_to_nothing(name: str, topology: str,
     for filtered, one_asks, all_ask in zip(
         made.decode_filtered, made.decode_one_asks, made.decode_all_options, strict=True
     ):
-        assert one_asks.seconds <= 1.1 * filtered.seconds
-        assert all_ask.seconds <= 1.25 * filtered.seconds
+        assert one_asks.seconds <= 1.25 * filtered.seconds
+        assert all_ask.seconds <= 1.3 * filtered.seconds
     assert {step.num_tokens for step in made.decode_one_asks} == {1, 32}
 
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 
 from penstock.tools.plan.device.hlo_text import Computation, Instruction, parsed
+from penstock.tools.plan.device.kernel_calls import ATTENTION, kernel_call
 
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
@@ -72,6 +73,8 @@ class Traffic:
     cycles: int = 0  # expected by the compiler, without kernels and collectives
     kernel_bytes: int = 0  # part of those bytes that kernels move, without pages and experts, and what counts like them
     kernel_flops: int = 0  # stated by kernels, except attention and grouped matmuls, whose shapes do not say
+    calls: dict[str, list[int]] = field(default_factory=dict)
+    """Calls of each kernel but attention, by `KernelCall.key`, with its part of `kernel_bytes` and `kernel_flops`."""
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -86,15 +89,25 @@ class Traffic:
         self.kernel_flops += times * other.kernel_flops
         for kind, count in other.collectives.items():
             self.collectives[kind] = self.collectives.get(kind, 0) + times * count
+        for key, figures in other.calls.items():
+            before = self.calls.get(key, [0, 0, 0])
+            self.calls[key] = [old + times * new for old, new in zip(before, figures, strict=True)]
 
     def towards(self, other: Traffic, share: float) -> Traffic:
         """Returns what lies between this traffic and `other`, of which it takes a share; collectives are this one's."""
         between = {
             one.name: round((1 - share) * getattr(self, one.name) + share * getattr(other, one.name))
             for one in fields(self)
-            if one.name != "collectives"
+            if one.name not in ("collectives", "calls")
         }
-        return Traffic(**between, collectives=dict(self.collectives))
+        calls = {
+            key: [
+                round((1 - share) * mine + share * others)
+                for mine, others in zip(self.calls.get(key, [0] * 3), other.calls.get(key, [0] * 3), strict=True)
+            ]
+            for key in self.calls | other.calls
+        }
+        return Traffic(**between, collectives=dict(self.collectives), calls=calls)
 
     @property
     def hbm_bytes(self) -> int:
@@ -218,6 +231,11 @@ class HloModule:
             states = updated if instruction.is_delta_rule else {}  # a step's share of states is stated, wherever it is
             stated = instruction.stated_bytes - self._vmem_bytes(instruction, computation, states) - writes
             reads = max(stated, 0) if instruction.is_delta_rule else min(reads, max(stated, 0))
+        kernel_bytes = reads + writes if has_no_estimate else 0
+        kernel_flops = instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0
+        calls = {}
+        if is_kernel and (call := kernel_call(instruction.name, instruction.attributes)).name != ATTENTION:
+            calls[call.key] = [1, kernel_bytes, kernel_flops]
         return Traffic(
             read_bytes=reads,
             written_bytes=writes,
@@ -228,8 +246,9 @@ class HloModule:
             grouped_matmuls=grouped_matmuls,
             quantized_grouped_matmuls=int(instruction.is_quantized_grouped_matmul),
             cycles=cycles,
-            kernel_bytes=reads + writes if has_no_estimate else 0,
-            kernel_flops=instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0,
+            kernel_bytes=kernel_bytes,
+            kernel_flops=kernel_flops,
+            calls=calls,
         )
 
     def _vmem_bytes(self, instruction: Instruction, computation: Computation, but: Mapping[int, int]) -> int:

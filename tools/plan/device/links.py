@@ -19,6 +19,7 @@ from penstock.tools.plan.device.roofline import all_reduce_s
 class LinkTime:
     seconds: float  # of all collectives
     waited_s: float  # part of it in which nothing else was computed
+    num_pairs: int = 0  # of starts and ends; all other collectives are waited for in full
 
     @property
     def hidden_share(self) -> float:
@@ -29,7 +30,7 @@ def link_time(program: HloModule, computation: Computation, chip: Chip, num_devi
     """Returns the link time of `computation` with its loops, for collectives over `num_devices`; skips branches."""
     schedule = _Schedule(program, chip, num_devices)
     schedule.run(computation)
-    return LinkTime(schedule.links_s, schedule.waited_s)
+    return LinkTime(schedule.links_s, schedule.waited_s, schedule.num_pairs)
 
 
 class _Schedule:
@@ -37,6 +38,7 @@ class _Schedule:
 
     def __init__(self, program: HloModule, chip: Chip, num_devices: int) -> None:
         self.links_s = self.waited_s = 0.0
+        self.num_pairs = 0
         self._program, self._chip, self._num_devices = program, chip, num_devices
         self._now_s = self._links_free_s = 0.0
         self._ends_s: dict[str, float] = {}  # of collectives in flight, by the names of their starts
@@ -48,7 +50,9 @@ class _Schedule:
                 self._loop(instruction)
             elif collective is not None:
                 self._send(instruction.name, collective)
-                if not instruction.opcode.endswith("-start"):
+                if instruction.opcode.endswith("-start"):
+                    self.num_pairs += 1
+                else:
                     self._wait_for(instruction.name)
             elif instruction.opcode.endswith("-done") and instruction.operands[0] in self._ends_s:
                 self._wait_for(instruction.operands[0])
@@ -62,6 +66,7 @@ class _Schedule:
         self._now_s += trips * body._now_s
         self.links_s += trips * body.links_s
         self.waited_s += trips * body.waited_s
+        self.num_pairs += trips * body.num_pairs
 
     def _send(self, name: str, collective: Instruction) -> None:
         seconds = self._seconds(collective)

@@ -22,12 +22,12 @@ The formulas can be checked by hand. They are per device, with n devices of one 
   two links; then their tokens are gathered.
 - At the roofline a step takes the longer of bytes / bandwidth and FLOPs / peak, over everything it moves and computes.
 - The second estimate is the compiler's: cycles / clock of all XLA code in the step, waiting for memory included, plus
-  kernels, which have no cycles and run between XLA's fusions. Each kind of kernel takes the longer of bytes / bandwidth
-  and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above; if its geometry is in the
-  table of schedules, it takes no less than cycles / clock (`attention_schedule.py`). Grouped matmuls have the
-  experts that have rows, and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the
-  FLOPs that they state. What the compiler has no estimate of counts like these, and so do XLA's matmuls with int8
-  weights: all quantized weights count by one rule.
+  kernels, which run between XLA's fusions. Each takes the longest of bytes / bandwidth, FLOPs / peak and, if the table
+  of schedules has any like it, cycles / clock (`kernel_work.py`, `schedules/scaling.py`). Attention has the pages that
+  it reads and writes, and the FLOPs above (`attention_schedule.py`). Grouped matmuls have the experts that have rows,
+  and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the FLOPs that they state.
+  What the compiler has no estimate of counts like these, and so do XLA's matmuls with int8 weights: all quantized
+  weights count by one rule.
 - A step takes the longer of the roofline and of cycles / clock + kernels, followed by the collectives, which wait for
   it. Both estimates cover the whole step, so they are not added. A copy that runs next to other work, such as a
   prefetch into VMEM, has no cycles and counts at the roofline. If the compiler cannot print a program, or wrote no
@@ -52,22 +52,9 @@ from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.tools.plan.device.attention_schedule import AttentionSchedule
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.hlo import Traffic
+from penstock.tools.plan.device.kernel_work import KernelWork, Load, expert_cycles, kernels_of
 from penstock.tools.plan.device.published import expected_s
 from penstock.tools.plan.device.weights import grouped_matmul_bytes, step_weight_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class KernelWork:
-    """Work of the kernels of one kind in a step, on each device."""
-
-    num_bytes: float = 0.0  # to and from HBM
-    flops: float = 0.0
-    cycles: float = 0.0  # of their schedules; 0: not known
-
-    def seconds(self, chip: Chip) -> float:
-        """Returns the time at the roofline, or that of the schedules if it is longer."""
-        roofline = max(self.num_bytes / chip.hbm_bytes_per_s, self.flops / chip.bf16_flops_per_s)
-        return max(roofline, self.cycles / chip.clock_hz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +76,24 @@ class Programs:
 
     num_bytes: float  # to and from HBM
     cycles: float  # of XLA's code; 0: not known for all programs
-    kernels: KernelWork
+    kernels: tuple[KernelWork, ...] = ()
 
     @classmethod
-    def of(cls, programs: Sequence[Traffic], weight_bytes: int, num_steps: int = 1) -> Programs:
-        """Sums up the programs of a dispatch of `num_steps` steps.
+    def of(cls, programs: Sequence[Traffic], weight_bytes: int, chip: Chip, load: Load, num_steps: int = 1) -> Programs:
+        """Sums up the programs of a dispatch of `num_steps` steps, each of which has that load.
 
         `weight_bytes`, what a step reads of the weights, replaces programs that the compiler could not print.
         """
         is_counted = bool(programs) and all(program.hbm_bytes for program in programs)
         if not is_counted:
-            return cls(weight_bytes, 0.0, KernelWork())
+            return cls(weight_bytes, 0.0)
+        total = Traffic()
+        for program in programs:
+            total.add(program)
         return cls(
-            sum(program.hbm_bytes for program in programs) / num_steps,
-            sum(program.cycles for program in programs) / num_steps if all(p.cycles for p in programs) else 0.0,
-            KernelWork(
-                sum(program.kernel_bytes for program in programs) / num_steps,
-                sum(program.kernel_flops for program in programs) / num_steps,
-            ),
+            total.hbm_bytes / num_steps,
+            total.cycles / num_steps if all(program.cycles for program in programs) else 0.0,
+            tuple(kernels_of(total, chip, load, num_steps)),
         )
 
 
@@ -124,13 +111,18 @@ class StepWork:
     def num_bytes(self) -> float:
         return self.programs.num_bytes + self.attention.num_bytes + self.experts.num_bytes
 
+    @property
+    def kernels(self) -> tuple[KernelWork, ...]:
+        """All kernels that do anything; none if XLA's own cycles are unknown."""
+        every = (*self.programs.kernels, self.attention, self.experts) if self.programs.cycles else ()
+        return tuple(kernel for kernel in every if kernel.num_bytes or kernel.flops or kernel.cycles)
+
     def time(self, chip: Chip) -> StepTime:
-        kernels = (self.programs.kernels, self.attention, self.experts) if self.programs.cycles else ()
         return StepTime(
             memory_s=self.num_bytes / chip.hbm_bytes_per_s,
             compute_s=self.flops / chip.bf16_flops_per_s,
             xla_s=self.programs.cycles / chip.clock_hz,
-            kernels_s=sum(kernel.seconds(chip) for kernel in kernels),
+            kernels_s=sum(kernel.seconds(chip) for kernel in self.kernels),
             collective_s=self.collective_s,
         )
 
@@ -142,7 +134,7 @@ class Step:
     num_tokens: int
     context: int
     bound_s: float  # of the ideal bytes or all FLOPs, whichever takes longer
-    has_schedule: bool  # whether attention counts by its schedule too
+    kernels: tuple[KernelWork, ...]  # what stands behind `time.kernels_s`
     ideal_bytes: int  # weights once, live KV once, new KV once, states read and written
     counted_bytes: int  # from the compiled HLO, plus pages and experts that kernels move
     flops: float
@@ -187,13 +179,15 @@ def decode_step(
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
     keys_seen = batch * _mean_keys(model, lambda window: min(context, window))
-    cycles = AttentionSchedule(deployment, chip).cycles([(context, 1)] * batch) or 0.0
+    attention = AttentionSchedule(deployment, chip)
     work = StepWork(
-        programs=Programs.of((backbone, head), weights),
-        attention=KernelWork(
-            batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices, cycles
+        programs=Programs.of((backbone, head), weights, chip, Load(batch, batch, is_drawn)),
+        attention=attention.work(
+            [(context, 1)] * batch,
+            batch * kv_bytes_moved(deployment, context),
+            attention_flops(model, keys_seen) / devices,
         ),
-        experts=expert_load(deployment, batch, backbone),
+        experts=expert_load(deployment, chip, batch, backbone),
         flops=step_flops(model, batch, batch, keys_seen) / devices,
         collective_s=(collective_s(model, batch, devices, chip) if waited_s is None else waited_s)
         + logits_s(model, batch, devices, chip, is_drawn=is_drawn),
@@ -218,11 +212,11 @@ def prefill_step(
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
     kv_bytes = num_tokens * kv_token_bytes(model, deployment.kv_dtype) // devices
     keys_seen = _mean_keys(model, lambda window: _pairs(num_tokens, window))
-    cycles = AttentionSchedule(deployment, chip).cycles([(0, num_tokens)]) or 0.0
+    attention = AttentionSchedule(deployment, chip)
     work = StepWork(
-        programs=Programs.of(programs, weights),
-        attention=KernelWork(kv_bytes, attention_flops(model, keys_seen) / devices, cycles),
-        experts=expert_load(deployment, num_tokens, programs[0]) if programs else KernelWork(),
+        programs=Programs.of(programs, weights, chip, Load(num_tokens, 1, is_drawn=False)),
+        attention=attention.work([(0, num_tokens)], kv_bytes, attention_flops(model, keys_seen) / devices),
+        experts=expert_load(deployment, chip, num_tokens, programs[0]) if programs else KernelWork(),
         flops=step_flops(model, num_tokens, 1, keys_seen) / devices,
         collective_s=(collective_s(model, num_tokens, devices, chip) if waited_s is None else waited_s)
         + logits_s(model, 1, devices, chip),
@@ -232,11 +226,13 @@ def prefill_step(
 
 def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes: int) -> Step:
     bound_s = max(ideal_bytes / chip.hbm_bytes_per_s, work.flops / chip.bf16_flops_per_s)
-    has_schedule, num_bytes = work.attention.cycles > 0, round(work.num_bytes)
-    return Step(num_tokens, context, bound_s, has_schedule, ideal_bytes, num_bytes, work.flops, work.time(chip))
+    num_bytes = round(work.num_bytes)
+    return Step(num_tokens, context, bound_s, work.kernels, ideal_bytes, num_bytes, work.flops, work.time(chip))
 
 
-def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> KernelWork:
+def expert_load(
+    deployment: Deployment, chip: Chip, num_tokens: int, program: Traffic, num_steps: int = 1
+) -> KernelWork:
     """Returns the grouped matmuls' load for `num_tokens` in a step, one of `num_steps` in a dispatch of `program`."""
     plain, quantized = program.grouped_matmuls // num_steps, program.quantized_grouped_matmuls // num_steps
     if not plain and not quantized:
@@ -245,7 +241,8 @@ def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_s
     of_experts = partial(grouped_matmul_bytes, model, num_tokens, deployment.placement)
     num_bytes = of_experts(plain) + of_experts(quantized, quantized=True)
     chosen = matmul_parameters(model, lambda mixture: mixture.num_chosen) - matmul_parameters(model, lambda _: 0)
-    return KernelWork(num_bytes, 2 * chosen * num_tokens / _devices(deployment))
+    cycles, basis = expert_cycles(deployment, chip, num_tokens, program)
+    return KernelWork(num_bytes, 2 * chosen * num_tokens / _devices(deployment), cycles / num_steps, "experts", basis)
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:

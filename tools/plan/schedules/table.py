@@ -2,14 +2,15 @@
 
 A line is a kernel at a geometry, for a chip and a version of libtpu: cycles at some points, which are tokens of context
 for attention and rows for matmuls. Between two points cycles are interpolated linearly, and behind the last they go on
-as between the last two. Before the first they are those of the first. A geometry that is not in the table has none.
+as between the last two. Before the first they are those of the first. Other geometries:
+`scaling.py`.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -36,8 +37,10 @@ class Row:
         """What no two rows share."""
         return json.dumps([self.libtpu, self.chip, self.kernel, self.geometry], sort_keys=True)
 
-    def at(self, point: float) -> float:
-        """Returns the cycles at a point, by the rule above. Points must be numbers."""
+    def at(self, point: float | str) -> float:
+        """Returns the cycles at a point, by the rule above. One that is no number must be in the table."""
+        if isinstance(point, str):
+            return self.cycles[point]
         known = sorted((float(name), cycles) for name, cycles in self.cycles.items())
         places = [place for place, _ in known]
         if point <= places[0] or len(known) == 1:
@@ -60,17 +63,6 @@ def keep(more: Sequence[Row], path: Path = PATH) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def found(
-    libtpu: str, chip: str, kernel: str, geometry: Mapping[str, Any], among: Iterable[Row] | None = None
-) -> Row | None:
-    """Returns the row of a geometry; None if it is not in the table."""
-    wanted = (libtpu, chip, kernel, dict(geometry))
-    for row in _shipped() if among is None else among:
-        if (row.libtpu, row.chip, row.kernel, dict(row.geometry)) == wanted:
-            return row
-    return None
-
-
 @cache
-def _shipped() -> tuple[Row, ...]:
+def shipped() -> tuple[Row, ...]:
     return tuple(rows())
