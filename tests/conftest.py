@@ -255,10 +255,12 @@ def own_logs() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forgets after each module what its functions cached: chat templates hold a process each, programs much memory."""
+    """Forgets after each module what functions of tests cached: chat templates hold a process each, programs much
+    memory. What helpers cache is for all modules.
+    """
     yield
     for value in vars(request.module).values():
-        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+        if hasattr(value, "cache_clear") and value.__module__.rpartition(".")[2].startswith("test_"):
             value.cache_clear()
 
 
