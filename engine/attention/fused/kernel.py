@@ -23,8 +23,9 @@ from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import LANES, SUBLANES, BlockSizes, HeadLayout, KeyBlockSizes
 from penstock.engine.attention.fused.pages import Buffers, HeldPages, PageBuffers, Tables
 from penstock.engine.attention.fused.prefill import Prefill
+from penstock.engine.attention.fused.prefill_softmax import PartScores, PrefillSoftmax
 from penstock.engine.attention.fused.scales import scale_lanes
-from penstock.engine.attention.fused.softmax import HeadSinks, ScoreFunction, Softmax
+from penstock.engine.attention.fused.softmax import HeadSinks, ScoreFunction
 from penstock.engine.attention.fused.token_rows import TokenRows
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 from penstock.engine.attention.quantization import is_quantized
@@ -41,7 +42,8 @@ class Scratch(NamedTuple):
     decode: Buffers
     decode_sums: tuple[Any, ...]
     prefill: Buffers
-    prefill_sums: tuple[Any, ...]
+    prefill_parts: tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]
+    prefill_sums: tuple[Any, Any, Any]
 
 
 def attend_kernel(
@@ -79,7 +81,8 @@ def attend_kernel(
     decode = DecodeSoftmax(*function, blocks.decode_tiles, blocks.tiles_at_once, kv, rows, *scratch.decode_sums)
     Decode(tables, kv, decode, rows, scratch.items, blocks.decode_at_once, window or 0, reads_only).run()
     kv = buffers(blocks.prefill, scratch.prefill)
-    prefill = Softmax(*function, blocks.num_queries, *scratch.prefill_sums)
+    even, odd = (PartScores(*part) for part in scratch.prefill_parts)
+    prefill = PrefillSoftmax(*function, blocks.num_queries, kv, q_block, (even, odd), *scratch.prefill_sums)
     Prefill(tables, kv, prefill, tokens, blocks.pieces_at_once, window, reads_only).run()
 
 
@@ -92,15 +95,14 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, elements: Page
     def vmem(*shape: int, dtype: str = "float32") -> Any:
         return pltpu.VMEM(shape, jnp.dtype(dtype))
 
-    def sums(*shape: int) -> tuple[Any, ...]:
-        return tuple(vmem(*shape, lanes) for lanes in (LANES, LANES, layout.query_width))
-
     def buffers(num: int, sizes: KeyBlockSizes) -> Buffers:
         codes = vmem(num, sizes.pieces, num_heads, sizes.rows, layout.width, dtype=elements.dtype)
         scales = vmem(num, sizes.pieces, num_heads, 2, sizes.rows) if has_scales else None
         return Buffers(codes, scales, dma((num,)), dma((num,)))
 
     num_slots, num_tokens = NUM_SETS * blocks.decode_at_once, blocks.num_queries + SUBLANES  # a few are nobody's
+    of_part, keys_at_once = blocks.prefill_heads, blocks.pieces_at_once * blocks.prefill.rows
+    part = (vmem(of_part, keys_at_once, rows), vmem(of_part, 1, rows), vmem(of_part, 1, rows))
     token_rows = vmem(tiles.num, layout.query_width // LANES, num_tokens * tiles.rows, LANES)
     return Scratch(
         tokens=(
@@ -118,7 +120,8 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, elements: Page
         ),
         items=Items(*[pltpu.SMEM((num_slots,), jnp.int32)] * len(Items._fields)),
         decode=buffers(num_slots, blocks.decode),
-        decode_sums=sums(tiles.num, tiles.rows),
+        decode_sums=tuple(vmem(tiles.num, tiles.rows, lanes) for lanes in (LANES, LANES, layout.query_width)),
         prefill=buffers(2, blocks.prefill),
-        prefill_sums=sums(num_heads, rows),
+        prefill_parts=(part, part),
+        prefill_sums=(vmem(num_heads, 1, rows), vmem(num_heads, 1, rows), vmem(num_heads, layout.query_width, rows)),
     )

@@ -12,6 +12,7 @@ _SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's 
 _MAX_KEYS_AT_ONCE = 256
 _MAX_DECODE_KEYS = 1024  # in all blocks that decode attends to at once
 _MAX_ROWS = 512  # query rows per KV head in a block
+_MAX_ROWS_AT_ONCE = 1024  # of all KV heads that prefill computes at once; fewer than half of _MAX_ROWS cost as many
 _MAX_HEADS_AT_ONCE = 16  # KV heads, those of each block of keys, that decode attends to in one go
 
 
@@ -96,7 +97,8 @@ class BlockSizes:
     decode_tiles: HeadTiles
     tiles_at_once: int
     prefill: KeyBlockSizes
-    pieces_at_once: int  # of a block that prefill attends to at once; compile time grows with it
+    pieces_at_once: int  # a part of a block: what prefill attends to at once; compile time grows with it
+    prefill_heads: int  # KV heads that prefill attends to at once
 
 
 def blocks_for(
@@ -149,6 +151,11 @@ def blocks_for(
         prefill=prefill,
         pieces_at_once=max(
             n for n in range(1, prefill.pieces + 1) if prefill.pieces % n == 0 and n * prefill.rows <= at_once
+        ),
+        prefill_heads=max(
+            n
+            for n in range(1, num_kv_heads + 1)
+            if num_kv_heads % n == 0 and (n == 1 or n * max(group * num_queries, _MAX_ROWS // 2) <= _MAX_ROWS_AT_ONCE)
         ),
     )
 

@@ -15,8 +15,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.pages import PageBuffers, Tables, quotient
+from penstock.engine.attention.fused.prefill_softmax import PrefillSoftmax
 from penstock.engine.attention.fused.scales import place_scales
-from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head, place_rows
+from penstock.engine.attention.fused.softmax import Int, aligned, each_head, place_rows
 from penstock.engine.attention.fused.tokens import TokenBlock
 
 _Carry = tuple[Int, Int, Int, Int, Int]
@@ -37,7 +38,7 @@ class Span:
 class Prefill:
     tables: Tables
     kv: PageBuffers
-    state: Softmax
+    softmax: PrefillSoftmax
     tokens: TokenBlock
     pieces_at_once: int
     window: int | None
@@ -46,7 +47,7 @@ class Prefill:
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
         def _() -> None:
-            self.kv.clear(self.state.layout.value_start)
+            self.kv.clear(self.softmax.layout.value_start)
             self.tokens.out[...] = jnp.zeros_like(self.tokens.out)
             j = self._first_queries(0)
             block = self._first_block(0, j)
@@ -71,7 +72,7 @@ class Prefill:
 
         @pl.when(block == self._first_block(i, j))
         def _() -> None:
-            self.state.start()
+            self.softmax.start()
 
         self.kv.wait(block, slot, *self._keys(span))
         if not self.reads_only:
@@ -169,26 +170,38 @@ class Prefill:
             place_scales(held, scales, jnp.where(is_here, 1.0, 0.0), is_new)
 
     def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        num_queries, num_keys = self.tokens.num_queries, self._keys_at_once
-        window, start = self.window, block * self.kv.sizes.keys
-        shape = (num_queries * self.tokens.group, num_keys)
-        token = j * num_queries + lax.broadcasted_iota(jnp.int32, shape, 0) % num_queries
-        position = token + span.shift
-        is_own = (token >= span.first) & (token < span.end)
+        if self.window is not None and self.window <= self.kv.sizes.keys:  # no token sees all of a block
+            self._attend_to_parts(span, j, block, slot)
+            return
+        start = block * self.kv.sizes.keys
+        is_whole = start + self.kv.sizes.keys <= span.first + span.shift + 1
+        if self.window is not None:
+            is_whole &= start > span.end - 1 + span.shift - self.window
 
-        def attend_to(part: Int) -> None:
-            key = start + part + lax.broadcasted_iota(jnp.int32, shape, 1)
-            visible = is_own & (key <= position)
-            if window is not None:
-                visible &= key > position - window
+        @pl.when(is_whole)
+        def _() -> None:
+            parts = range(0, self.kv.sizes.keys, self._keys_at_once)
+            self.softmax.take_whole(slot, [self._pieces(part) for part in parts])
 
-            def attend(head: Int) -> None:
-                keys = self.kv.keys_of(slot, head, self._pieces(part))
-                self.state.take(head, self.tokens.q[head], keys, visible)
+        @pl.when(jnp.logical_not(is_whole))
+        def _() -> None:
+            self._attend_to_parts(span, j, block, slot)
 
-            each_head(self.tokens.num_heads, 1, attend)
+    def _attend_to_parts(self, span: Span, j: Int, block: Int, slot: Int) -> None:
+        """Attends to what the tokens see of a block. Rows of other sequences' tokens get what nobody reads."""
+        num_queries, start = self.tokens.num_queries, block * self.kv.sizes.keys
+        shape = (self._keys_at_once, num_queries * self.tokens.group)
+        key, row = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        offset = key - row % num_queries  # from the row's position to the key's, less what the part adds
 
-        self._each_part(self._keys(span)[0] - start, span.end + span.shift - start, attend_to)
+        def attend(part: Int) -> None:
+            position = j * num_queries + span.shift - start - part
+            visible = offset <= position
+            if self.window is not None:
+                visible &= offset > position - self.window
+            self.softmax.take(slot, self._pieces(part), visible)
+
+        self._each_part(self._keys(span)[0] - start, span.end + span.shift - start, attend)
 
     def _pieces(self, part: Int) -> Any:
         return pl.ds(quotient(part, self.kv.sizes.rows), self.pieces_at_once)
@@ -208,7 +221,7 @@ class Prefill:
         is_own = (token >= span.first) & (token < span.end)
 
         def merge(head: Int) -> None:
-            merged = jnp.where(is_own, self.state.result(head), out[head].astype(jnp.float32))
+            merged = jnp.where(is_own, self.softmax.result(head), out[head].astype(jnp.float32))
             out[head] = merged.astype(out.dtype)
 
         each_head(self.tokens.num_heads, 1, merge)

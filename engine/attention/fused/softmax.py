@@ -1,4 +1,4 @@
-"""Online softmax over blocks of keys (Milakov and Gimelshein, arXiv 1805.02867), one KV head at a time."""
+"""What decoding and prefill compute of a block of keys: scores, and sums of values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.elements import PageElements
-from penstock.engine.attention.fused.layout import HeadLayout, HeadTiles
+from penstock.engine.attention.fused.layout import SUBLANES, HeadLayout, HeadTiles
 from penstock.engine.kernels.pallas import Ref
 
 Int = jax.Array | int
@@ -27,17 +27,20 @@ class ScoreFunction:
     scale: float
     soft_cap: float | None
 
-    def of(self, q: jax.Array, k: jax.Array, block: KeyBlock) -> jax.Array:
-        """Returns the scores of `q` [rows, query width] for a block's keys `k`: f32 [rows, keys]."""
-        return self.capped(self.products(q, k, block))
-
     def products(self, q: jax.Array, k: jax.Array, block: KeyBlock) -> jax.Array:
-        """Returns the scores before the cap."""
+        """Returns the scores of `q` [rows, query width] for a block's keys `k` before the cap: f32 [rows, keys]."""
         score, factors = matmul(q, k, contract_lanes=True) * self.scale, block.factors(0)
         return score if factors is None else score * factors
 
     def capped(self, score: jax.Array) -> jax.Array:
         return score if self.soft_cap is None else self.soft_cap * jnp.tanh(score / self.soft_cap)
+
+    def transposed(self, q: jax.Array, k: jax.Array, block: KeyBlock, factor: float) -> jax.Array:
+        """Returns the scores times `factor`: f32 [keys, rows]."""
+        score, factors = matmul(k, q, contract_lanes=True), block.factors(0)
+        scale = self.scale * factor if self.soft_cap is None else self.scale / self.soft_cap
+        score = score * (scale if factors is None else as_column(factors * scale))
+        return score if self.soft_cap is None else self.soft_cap * factor * jnp.tanh(score)
 
 
 class KeyBlock(NamedTuple):
@@ -63,64 +66,6 @@ class KeyBlock(NamedTuple):
         pieces = [self.scales[i, of_values : of_values + 1, :] for i in range(self.scales.shape[0])]
         factors = jnp.concatenate(pieces, axis=1)
         return factors if self.elements.factor == 1 else factors * self.elements.factor
-
-
-@dataclass(frozen=True, slots=True)
-class Softmax:
-    """The running state of all KV heads in prefill. A head's rows are its query heads times the block's tokens."""
-
-    layout: HeadLayout
-    scores: ScoreFunction
-    sinks: HeadSinks | None
-    num_queries: int  # tokens in a block
-    top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
-    total: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
-    values: Ref  # f32 [num_kv_heads, rows, query width]
-
-    def start(self) -> None:
-        self.total[...] = jnp.full_like(self.total, 0.0 if self.sinks is None else 1.0)
-        self.values[...] = jnp.zeros_like(self.values)
-        if self.sinks is None:
-            self.top[...] = jnp.full_like(self.top, NEVER)
-        else:
-            self._start_at(self.sinks)
-
-    def _start_at(self, sinks: HeadSinks) -> None:
-        tiles = sinks.tiles
-        shape = (self.top.shape[1], tiles.rows)
-        query_head = lax.broadcasted_iota(jnp.int32, shape, 0) // self.num_queries
-        row = lax.broadcasted_iota(jnp.int32, shape, 1)
-
-        def start(head: Int) -> None:
-            place = jnp.where(query_head == row - head % tiles.heads * tiles.group, 1.0, 0.0)
-            self.top[head] = place_rows(place, sinks.rows[head // tiles.heads])
-
-        each_head(tiles.num_heads, 1, start)
-
-    def take(
-        self,
-        head: Int,
-        q: jax.Array,  # [rows, query width]
-        block: KeyBlock,
-        visible: jax.Array,  # [rows, keys]
-    ) -> None:
-        """Adds a block of keys."""
-        k, v = block.halves(self.layout, q.dtype)
-        score = jnp.where(visible, self.scores.of(q, k, block), NEVER)
-        top = self.top[head]
-        new_top = jnp.maximum(top, jnp.max(score, axis=1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(score - new_top[:, :1]), 0.0)
-        correction = jnp.exp(top - new_top)
-        self.top[head] = new_top
-        self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=1, keepdims=True)
-        update = weighted_sum(weights, v, block)
-        self.values[head] = self.values[head] * correction[:, :1] + update
-
-    def result(self, head: Int) -> jax.Array:
-        """Returns the head's result, f32 [rows, query width]."""
-        total = jnp.maximum(self.total[head][:, :1], 1e-30)
-        result: jax.Array = self.values[head] * (1.0 / total)
-        return result
 
 
 class HeadSinks(NamedTuple):
@@ -168,8 +113,13 @@ def place_lanes(rows: jax.Array, place: jax.Array) -> jax.Array:
     return matmul(rows, place, contract_lanes=True)
 
 
-def matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
-    """Multiplies in f32; with `contract_lanes`, `b` is transposed."""
+def as_column(row: jax.Array) -> jax.Array:
+    """Transposes f32 [1, keys]."""
+    return jnp.transpose(jnp.broadcast_to(row, (SUBLANES, row.shape[1])))[:, :1]
+
+
+def matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False, contract_rows: bool = False) -> jax.Array:
+    """Multiplies in f32; with `contract_lanes`, `b` is transposed, and with `contract_rows`, `a`."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    dimensions = (((1,), (1 if contract_lanes else 0,)), ((), ()))
+    dimensions = (((0 if contract_rows else 1,), (1 if contract_lanes else 0,)), ((), ()))
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

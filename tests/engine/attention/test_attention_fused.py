@@ -228,6 +228,37 @@ def test_a_decoding_row_has_the_same_bits_alone_as_among_others() -> None:
         np.testing.assert_array_equal(alone[0], among_others[i])
 
 
+@pytest.mark.parametrize("options", [{}, slow({"sliding_window": 600, "soft_cap": 5.0})])
+def test_a_prompts_bits_do_not_depend_on_how_it_is_cut(options: dict[str, Any]) -> None:
+    """Blocks of 512 keys have two parts. The first tokens of a chunk see some of them whole, or all in part."""
+    length, page_size, first = 1040, 128, 1020
+    batch = PagedBatch.random(
+        [(length - first, length)], page_size=page_size, max_seqs=1, max_len=length, num_tokens=32, seed=0
+    )
+    rng = np.random.default_rng(0)
+    q, k, v = random_qkv(rng, 32, 4, 2, 64, "float32")
+    held = stored(rng.normal(size=(batch.num_pages * page_size, 2, 2, 64)), "float32")
+    attend = fused(INTERPRETED, AttentionOptions(**options), max_keys=512, max_queries=16)
+
+    def attended(ends: list[int]) -> np.ndarray:
+        cache = cache_of(held, KVCacheSpec(LAYERS, batch.num_pages, page_size, 2, 64, "float32"))
+        found, start = [], first
+        for end in ends:
+            moved = [np.roll(array, first - start, axis=0) for array in (q, k, v, batch.slots)]
+            lens = jnp.asarray([0, end - start])
+            step = RaggedBatch(
+                jnp.asarray(moved[3]), jnp.asarray([end]), jnp.asarray(batch.page_indices), lens, jnp.asarray([1])
+            )
+            out, cache = attend(QKV(*map(jnp.asarray, moved[:3])), cache, step)
+            found.append(np.asarray(out)[: end - start])
+            start = end
+        return np.concatenate(found)
+
+    whole = attended([length])
+    np.testing.assert_array_equal(attended([1024, length]), whole)
+    np.testing.assert_array_equal(attended([1022, 1030, length]), whole)
+
+
 def test_no_transfer_races_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = pltpu.InterpretParams(dma_execution_mode="on_wait", detect_races=True)
     monkeypatch.setattr(f"{__name__}.INTERPRETED", checked)
