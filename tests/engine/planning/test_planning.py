@@ -302,7 +302,7 @@ def test_every_kind_of_head_is_counted_and_filters_cost_little() -> None:
         next(step for step in steps if step.num_tokens == 64)
         for steps in (made.decode, made.decode_filtered, made.decode_one_asks, made.decode_all_options)
     )
-    assert greedy.seconds < filtered.seconds < 1.2 * greedy.seconds
+    assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
     assert filtered.time.collective_s - greedy.time.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
     assert filtered.counted_bytes < one_asks.counted_bytes < all_ask.counted_bytes
 
@@ -318,7 +318,7 @@ def test_every_kind_of_head_is_counted_and_filters_cost_little() -> None:
     ],
 )
 def test_rows_with_options_cost_a_step_little(name: str, topology: str, tensor: int) -> None:
-    """Most of it is a second draw, of the rows that ask."""
+    """Beside more bytes it is a second draw, of the rows that ask."""
     model = preset(name)
     assert model is not None
     config = replace(SMALL, max_num_seqs=32, max_batch_tokens=32, tensor_parallel=tensor)
@@ -326,8 +326,8 @@ def test_rows_with_options_cost_a_step_little(name: str, topology: str, tensor: 
     for filtered, one_asks, all_ask in zip(
         made.decode_filtered, made.decode_one_asks, made.decode_all_options, strict=True
     ):
-        assert one_asks.seconds <= 1.25 * filtered.seconds
-        assert all_ask.seconds <= 1.3 * filtered.seconds
+        assert one_asks.seconds <= 1.15 * filtered.seconds
+        assert all_ask.seconds <= 1.25 * filtered.seconds
     assert {step.num_tokens for step in made.decode_one_asks} == {1, 32}
 
 
