@@ -129,13 +129,11 @@ def _show(screen: Console, made: Plan) -> None:
 
 
 def _links(made: Plan) -> str:
-    """Says for which steps other work hides collectives, by the HLO's pairs of starts and ends."""
-    found = [(f"{bucket.kind} of {bucket.size}", bucket.links) for bucket in made.buckets if bucket.links is not None]
-    carrying = [(name, links) for name, links in found if links.seconds]
-    hidden = [f"{links.hidden_share:.0%} hidden in the {name}" for name, links in carrying if links.num_pairs]
-    waiting = [name for name, links in carrying if not links.num_pairs]
-    parts = [*hidden, *([f"no collective is asynchronous in the {', '.join(waiting)}"] if waiting else [])]
-    return "; ".join(parts) or "none"
+    """Says which programs hide their collectives behind other work, and which wait for them."""
+    hidden = [f"{share:.0%} hidden in the {name}" for name, share in made.hidden_links.items() if share is not None]
+    waiting = [name for name, share in made.hidden_links.items() if share is None]
+    waited = [f"all waited for in the {', '.join(waiting)}, without an asynchronous collective"] if waiting else []
+    return "; ".join([*hidden, *waited]) or "none"
 
 
 def _kinds(made: Plan) -> Iterator[str]:

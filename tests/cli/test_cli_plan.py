@@ -88,6 +88,9 @@ def test_a_plan_is_printed_as_json(tiny: str, capsys: pytest.CaptureFixture[str]
     assert document["pages"]["aliased_and_never_copied"] is True
     assert document["pages"]["dtype"] == "float8_e4m3fn"
     assert {bucket["kind"] for bucket in document["buckets"]} == {"backbone", "head", "head, all options", "loop"}
+    assert "attention" in document["kernels"]["bytes and FLOPs alone"]  # the table has no head_dim of 256
+    assert "draw_tokens" in {name for names in document["kernels"].values() for name in names}
+    assert document["hidden_links"] == {"backbone of 16": None, "loop of 16": None}
 
 
 @pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")

@@ -114,6 +114,17 @@ class Plan:
         }
 
     @property
+    def hidden_links(self) -> dict[str, float | None]:
+        """The share of each program's link time that other work hides; None: none of its collectives has a start and
+        an end that anything could run between.
+        """
+        return {
+            f"{bucket.kind} of {bucket.size}": bucket.links.hidden_share if bucket.links.num_pairs else None
+            for bucket in self.buckets
+            if bucket.links is not None and bucket.links.seconds
+        }
+
+    @property
     def page_padding_bytes(self) -> int:
         return round(self.page_padding * self.cache_bytes)
 

@@ -73,6 +73,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "decode_one_asks": [_step(step) for step in plan.decode_one_asks],
         "decode_all_options": [_step(step) for step in plan.decode_all_options],
         "kernels": plan.kernels,
+        "hidden_links": plan.hidden_links,
         "published": [dataclasses.asdict(row) for row in PUBLISHED],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
     }

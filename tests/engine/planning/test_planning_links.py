@@ -59,9 +59,11 @@ def test_what_runs_between_start_and_done_is_not_waited_for() -> None:
     assert found.seconds == pytest.approx(2 * SUM_S)
     assert found.waited_s == pytest.approx((SUM_S - 40e-6) + (SUM_S - 30e-6), rel=1e-3)
     assert found.hidden_share == pytest.approx(70e-6 / (2 * SUM_S), rel=1e-3)
+    assert found.num_pairs == 2
     whole = link_time(program, program.entry, CHIP, 8)
     assert whole.seconds == pytest.approx(11 * SUM_S)
     assert whole.waited_s == pytest.approx(SUM_S + 5 * found.waited_s)
+    assert whole.num_pairs == 10
 
 
 def test_collectives_beside_the_program_are_counted_as_those_in_it() -> None:
