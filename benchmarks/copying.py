@@ -119,6 +119,7 @@ def main() -> None:
     settings = EngineConfig(dtype=arguments.dtype, prefix_caching=False, compile_cache_dir=COMPILE_CACHE)
     engine = Engine.from_checkpoint(FOLDER, settings)
     engine.warm_up()
+    engine.settle()
     examples = [example(Random(-1 - number)) for number in range(arguments.requests)]
     params = SamplingParams(temperature=0.0, max_tokens=2 * LENGTH)
     requests = [Request(f"r{number}", tuple(prompt), params) for number, (prompt, _) in enumerate(examples)]

@@ -45,6 +45,7 @@ def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine
     engine = Engine.from_checkpoint(preset_dir(arguments.model, arguments.dtype, preset_root()), settings)
     start = time.perf_counter()
     engine.warm_up()
+    engine.settle()
     garbage.settle()
     return engine, round(time.perf_counter() - start, 1)
 

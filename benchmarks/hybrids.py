@@ -190,7 +190,7 @@ class Measured:
             self.engine.add(Request(f"{count}-{number}", (5,) * PROMPT, sampling))
         while self.engine.stats().generated_tokens_total < before + 4 * count:
             self.engine.step()
-        self.engine._runner._huge_pages.wait()  # noqa: SLF001
+        self.engine.settle()
 
     def let_go(self, count: int) -> None:
         for number in range(count):

@@ -142,6 +142,10 @@ class Engine:
         if self._decode_steps is None:
             self._info = with_loops(self._info, self._pace.decode_steps, self._deployment.config)
 
+    def settle(self) -> None:
+        """Waits until weights and KV cache lie where they stay. A benchmark does; requests needn't."""
+        self._runner.move_to_huge_pages(wait=True)
+
     def speculate(self, drafter: Drafter | None) -> None:
         """Sets the drafter; None turns speculation off. It changes how soon tokens come, not which ones."""
         if drafter is None:

@@ -34,6 +34,7 @@ def load(setup: Setup) -> Run:
     }
     engine = Engine.from_checkpoint(setup.model, engine_config(cast(EngineOptions, options | setup.options)))
     engine.warm_up()
+    engine.settle()
     garbage.settle()
     return lambda wanted: run(engine, wanted)
 

@@ -45,7 +45,7 @@ class HugePages:
                 self._moving.append(thread)
 
     def wait(self) -> None:
-        """Waits until all have been moved, so that later timings are representative."""
+        """Waits until all have been moved, as timings while they move are not representative."""
         while self._moving:
             self._moving.pop().join()
 

@@ -104,8 +104,7 @@ class Runner:
         self._counts: dict[int, jax.Array] = {}  # by number
         self._watch = CompileWatch()
         self._huge_pages = HugePages()
-        self._huge_pages.hold(self._params)
-        self.reset_cache()
+        self._empty_cache()
 
     @property
     def compiles_after_warmup(self) -> int:
@@ -114,9 +113,12 @@ class Runner:
 
     def reset_cache(self) -> None:
         """Starts over with an empty cache, after a failure that may have lost the old one."""
+        self._empty_cache()
+        self._huge_pages.hold(jax.tree.leaves(self._cache))
+
+    def _empty_cache(self) -> None:
         pages = chain.from_iterable(map(self._attention.init_cache, self._spec.kinds))
         self._cache = (*pages, *init_states(self._state_arrays, self._placement))
-        self._huge_pages.hold(jax.tree.leaves(self._cache))
         self._last_tokens = self._zeros((self._geometry.max_rows,), np.dtype(np.int32))
         self._state = sampling_state(self._geometry, self._zeros)
 
@@ -136,7 +138,15 @@ class Runner:
                 jobs[name] = partial(self._head, num_rows, extended)
         jobs["sampling state"] = self._fill
         self._run_side_by_side(jobs, progress)
-        self._huge_pages.wait()
+
+    def move_to_huge_pages(self, *, wait: bool) -> None:
+        """Begins to move weights and KV cache; `wait` where timings that follow must be representative.
+
+        It comes after `compile_steps`, as loading a program waits for a kernel that moves pages.
+        """
+        self._huge_pages.hold((*self._params, *jax.tree.leaves(self._cache)))
+        if wait:
+            self._huge_pages.wait()
 
     def compile_loops(self, steps_by_rows: Mapping[int, int], progress: ReportProgress | None = None) -> None:
         """Compiles dispatches of several decode steps."""

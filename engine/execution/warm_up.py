@@ -48,6 +48,8 @@ def warm_up(
     """
     runner.compile_steps(progress)
     kept = memory.recall()
+    if kept is None:
+        runner.move_to_huge_pages(wait=True)
     times = measure_steps(runner) if kept is None else measure_again(runner, kept.times)
     if decode_steps is not None:
         loops = dict.fromkeys(runner.geometry.row_buckets, decode_steps) if decode_steps > 1 else {}
@@ -57,6 +59,7 @@ def warm_up(
         loops = dict(kept.loops)
     memory.keep(Measured(times, loops))
     runner.compile_loops(loops, progress)
+    runner.move_to_huge_pages(wait=bool(loops))
     loop_s = {num_rows: _fastest_looped(runner, num_rows, num_steps) for num_rows, num_steps in loops.items()}
     runner.start_watch()
     return Pace(replace(times, loop_s=loop_s), prefill_share, loops)

@@ -93,6 +93,27 @@ def test_a_second_start_measures_nothing_that_takes_long(engine: Engine, tmp_pat
     assert memory.recall() == Measured(times, {16: LOOP_STEPS})
 
 
+@pytest.mark.parametrize(
+    ("kept_loops", "waits"),
+    [(None, [True, False]), ({}, [False]), ({16: LOOP_STEPS}, [True])],
+    ids=["a first start", "a second start", "a second start with loops"],
+)
+def test_pages_are_waited_for_only_before_what_is_timed_with_care(
+    kept_loops: dict[int, int] | None, waits: list[bool], engine: Engine, tmp_path: Path
+) -> None:
+    runner, memory = engine._runner, StepMemory(tmp_path, "facts")
+    geometry = runner.geometry
+    if kept_loops is not None:
+        times = StepTimes(dict.fromkeys(geometry.token_buckets, 7.0), dict.fromkeys(geometry.row_buckets, 7.0), 0.5)
+        memory.keep(Measured(times, kept_loops))
+    seen: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "move_to_huge_pages", lambda *, wait: seen.append(wait))
+        patch.setattr(warm_up_module, "choose_decode_steps", lambda *_: {})
+        warm_up(runner, decode_steps=None, prefill_share=1.0, memory=memory)
+    assert seen == waits
+
+
 def test_what_was_measured_is_for_this_engine_alone(tiny_model: Path, tmp_path: Path) -> None:
     def memory_of(config: EngineConfig) -> StepMemory:
         deployment = deploy(config, read_model_config(tiny_model, "auto"))
