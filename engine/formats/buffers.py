@@ -1,4 +1,4 @@
-"""Host memory for weights, which are read in small pieces."""
+"""Host memory for weights, which are read and copied in small pieces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 ALIGNMENT = 64  # bytes: a CPU device takes memory at a multiple of it without a copy
 PIECE_BYTES = 2**22  # of a file that are read at once
+_COLUMNS = 16  # of a transposed array that are copied at once: so many rows of its memory stay in the first-level cache
 
 
 def device_buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -16,6 +17,18 @@ def device_buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def fill(array: np.ndarray, values: np.ndarray) -> None:
+    """Sets all of `array`, whose rows are contiguous. Transposed values are copied a few columns at a time: numpy would
+    fetch each line of them once for every element.
+    """
+    if values.ndim < 2 or values.strides[-1] <= values.strides[-2]:
+        array[...] = values
+        return
+    for start in range(0, values.shape[-1], _COLUMNS):
+        columns = (..., slice(start, start + _COLUMNS))
+        array[columns] = values[columns]
 
 
 def pieces(part: slice, at_once: int) -> Iterator[tuple[slice, slice]]:

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.buffers import PIECE_BYTES, device_buffer, pieces
+from penstock.engine.formats.buffers import PIECE_BYTES, device_buffer, fill, pieces
 from penstock.engine.formats.tensor_mapping import Index, Leaf
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.kv_scales import KVScaleSource
@@ -193,7 +193,7 @@ class WeightFiles:
         before = (slice(None),) * axis
         for piece, to in pieces(index[axis], max(at_once, multiple)):
             of_piece = (*index[:axis], piece, *index[axis + 1 :])
-            array[(*before, to)] = self._read(source, name, tensor, of_piece)
+            fill(array[(*before, to)], self._read(source, name, tensor, of_piece))
 
     def _read(self, source: AnySource, name: str, tensor: Any, index: Index) -> np.ndarray:
         array: np.ndarray
