@@ -84,7 +84,6 @@ class _CheckedCache(CacheInterface):
         self._path = directory
 
     def get(self, key: str) -> bytes | None:
-        _last.begin()  # tracing may have compiled others
         _last.entry = kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
         return _last.entry
 
@@ -93,37 +92,38 @@ class _CheckedCache(CacheInterface):
 
 
 class Source(NamedTuple):
-    """Where a compiled program came from."""
+    """Where a compiled program came from. Neither: from the process's memory, or from a cache of others."""
 
-    is_loaded: bool  # from jax's cache, otherwise it was compiled
-    executable: bytes | None  # as it was first written, if it was loaded from a cache of ours
+    is_new: bool  # compiled just now
+    executable: bytes | None = None  # as it was first written, if it was loaded from a cache of ours
 
 
 class _Last(threading.local):
-    """What this thread looked up last, since `begin`."""
+    """What this thread compiled or looked up last, since `begin`."""
 
     entry: bytes | None
+    is_compiled: bool  # or loaded
     is_loaded: bool
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        self.entry, self.is_loaded = None, False
+        self.entry, self.is_compiled, self.is_loaded = None, False, False
 
     def source(self) -> Source:
         if not self.is_loaded or self.entry is None:
-            return Source(self.is_loaded, None)
+            return Source(self.is_compiled and not self.is_loaded)
         whole = compilation_cache.decompress_executable(self.entry)
         executable, _ = compilation_cache.extract_executable_and_time(whole)
-        return Source(self.is_loaded, executable)
+        return Source(False, executable)
 
 
 _last = _Last()
 
 
 def source_of(compile_step: Callable[[], _T]) -> tuple[_T, Source]:
-    """Compiles one program; also says where it came from."""
+    """Compiles one program, which was lowered before; also says where it came from."""
     _last.begin()
     try:
         return compile_step(), _last.source()
@@ -135,7 +135,12 @@ def _notice_hit(event: str, **_: str | int) -> None:
     _last.is_loaded |= event == _HIT_EVENT
 
 
+def _notice_compilation(event: str, duration_secs: float, **_: str | int) -> None:
+    _last.is_compiled |= event == _COMPILE_EVENT
+
+
 monitoring.register_event_listener(_notice_hit)
+monitoring.register_event_duration_secs_listener(_notice_compilation)
 
 
 def _checked_cache(path: str) -> tuple[CacheInterface, str]:

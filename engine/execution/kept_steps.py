@@ -46,7 +46,8 @@ class KeptSteps:
         loaded = _recalled(self._folder / key, key, steps.devices)
         if loaded is not None:
             return loaded
-        compiled, source = source_of(lambda: steps.compile(step))
+        lowered = step.lower()
+        compiled, source = source_of(lambda: steps.compile(step, lowered))
         _keep(self._folder / key, key, step.name, compiled, source)
         return compiled
 
@@ -68,13 +69,14 @@ def _serialized(compiled: jax.stages.Compiled, source: Source) -> tuple[bytes, A
     would fail when it first runs. The bytes of a loaded one are therefore those that jax's cache had.
 
     Raises:
-        ValueError: it was loaded from a cache that is not ours, or this kind of program cannot be written.
+        ValueError: the process had it already, perhaps loaded; it was loaded from a cache that is not ours; or this
+            kind of program cannot be written.
     """
+    if not source.is_new and source.executable is None:
+        raise ValueError("it came from memory, or from a cache whose entries are not known")
     payload, in_tree, out_tree = serialize(compiled)
-    if not source.is_loaded:
-        return payload, in_tree, out_tree
     if source.executable is None:
-        raise ValueError("it came from a cache whose entries are not known")
+        return payload, in_tree, out_tree
     unloaded: Any = compiled._executable._unloaded_executable  # type: ignore[attr-defined]  # noqa: SLF001
     file = io.BytesIO()
     parts = unloaded, jax.tree.leaves(compiled.args_info), compiled._no_kwargs  # noqa: SLF001

@@ -125,7 +125,8 @@ class Steps:
         """Returns filling one batch slot of the sampling state, which is donated."""
         state = self._state()
         rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
-        jitted = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
+        # A function of its own, as all steps are: those of other engines in the process stay theirs.
+        jitted = jax.jit(partial(filled), donate_argnames=("state",), out_shardings=self._sharding)
         return Step("fill", jitted, (state, self._shape(), *rows))
 
     def _places(self, cache: LayerCaches) -> Any:
