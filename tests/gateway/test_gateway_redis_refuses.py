@@ -255,7 +255,11 @@ async def renewed(client: Client, proxy: RefusingProxy, engine: FakeEngine) -> N
     """Keeps a batch until its lease was renewed."""
     engine.hold()
     made = await client.batch()
-    await eventually(lambda: proxy.seen["leases.RENEW"] > len(ANSWERS))
+    try:
+        await eventually(lambda: proxy.seen["leases.RENEW"] > len(ANSWERS))
+    except AssertionError as error:
+        error.add_note(f"{await client.get('/v1/batches/' + made['id'])}, {proxy.seen}, {proxy.refused}")
+        raise
     engine.allow()
     await client.until(f"/v1/batches/{made['id']}", "completed")
 
