@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -67,18 +67,24 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def forget_oldest(folder: Path, max_bytes: int) -> None:
-    """Removes the files of a folder that were written or used longest ago, so that the others fit `max_bytes`.
+def files_in(folder: Path) -> list[Path]:
+    """Returns the paths in a folder; none if it cannot be read."""
+    with suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def forget_oldest(paths: Iterable[Path], max_bytes: int) -> None:
+    """Removes the files that were written or used longest ago, so that the others fit `max_bytes`.
 
     Other processes may do so at once.
     """
     files = []
-    with suppress(OSError):
-        for path in folder.iterdir():
-            with suppress(FileNotFoundError):  # another process removed or replaced it
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode):
-                    files.append((found.st_mtime_ns, found.st_size, path))
+    for path in paths:
+        with suppress(OSError):  # another process removed or replaced it
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                files.append((found.st_mtime_ns, found.st_size, path))
     total = 0
     for _, size, path in sorted(files, reverse=True):
         total += size

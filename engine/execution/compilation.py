@@ -48,7 +48,6 @@ _OVERLAPPED: _Options = {
 _switching = threading.Lock()
 
 _ENTRY_SUFFIX = "-program"
-_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -84,63 +83,37 @@ class _CheckedCache(CacheInterface):
         self._path = directory
 
     def get(self, key: str) -> bytes | None:
-        _last.entry = kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
-        return _last.entry
+        _noted.entry = kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
+        return _noted.entry
 
     def put(self, key: str, value: bytes) -> None:
+        _noted.entry = value
         kept_files.keep_if_possible(self._path / f"{key}{_ENTRY_SUFFIX}", value)
 
 
-class Source(NamedTuple):
-    """Where a compiled program came from. Neither: from the process's memory, or from a cache of others."""
+class _Noted(threading.local):
+    """The entry that this thread read or wrote last, since it was cleared."""
 
-    is_new: bool  # compiled just now
-    executable: bytes | None = None  # as it was first written, if it was loaded from a cache of ours
+    entry: bytes | None = None
 
-
-class _Last(threading.local):
-    """What this thread compiled or looked up last, since `begin`."""
-
-    entry: bytes | None
-    is_compiled: bool  # or loaded
-    is_loaded: bool
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        self.entry, self.is_compiled, self.is_loaded = None, False, False
-
-    def source(self) -> Source:
-        if not self.is_loaded or self.entry is None:
-            return Source(self.is_compiled and not self.is_loaded)
-        whole = compilation_cache.decompress_executable(self.entry)
-        executable, _ = compilation_cache.extract_executable_and_time(whole)
-        return Source(False, executable)
+    def clear(self) -> None:
+        self.entry = None
 
 
-_last = _Last()
+_noted = _Noted()
 
 
-def source_of(compile_step: Callable[[], _T]) -> tuple[_T, Source]:
-    """Compiles one program, which was lowered before; also says where it came from."""
-    _last.begin()
-    try:
-        return compile_step(), _last.source()
-    finally:
-        _last.begin()
+def with_executable(compile_step: Callable[[], _T]) -> tuple[_T, bytes | None]:
+    """Compiles one program, which was lowered before; also returns its executable, as it was first written.
 
-
-def _notice_hit(event: str, **_: str | int) -> None:
-    _last.is_loaded |= event == _HIT_EVENT
-
-
-def _notice_compilation(event: str, duration_secs: float, **_: str | int) -> None:
-    _last.is_compiled |= event == _COMPILE_EVENT
-
-
-monitoring.register_event_listener(_notice_hit)
-monitoring.register_event_duration_secs_listener(_notice_compilation)
+    It is None if no cache of ours read or wrote it: then it came from the process's memory, or from a cache of others.
+    """
+    _noted.clear()
+    made, entry = compile_step(), _noted.entry
+    if entry is None:
+        return made, None
+    executable, _ = compilation_cache.extract_executable_and_time(compilation_cache.decompress_executable(entry))
+    return made, executable
 
 
 def _checked_cache(path: str) -> tuple[CacheInterface, str]:

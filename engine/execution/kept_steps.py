@@ -20,7 +20,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 from penstock.engine import kept_files
-from penstock.engine.execution.compilation import Source, source_of
+from penstock.engine.execution.compilation import with_executable
 from penstock.engine.execution.kept_keys import key_of
 from penstock.engine.execution.steps import Step, Steps
 
@@ -47,40 +47,36 @@ class KeptSteps:
         if loaded is not None:
             return loaded
         lowered = step.lower()
-        compiled, source = source_of(lambda: steps.compile(step, lowered))
-        _keep(self._folder / key, key, step.name, compiled, source)
+        compiled, executable = with_executable(lambda: steps.compile(step, lowered))
+        _keep(self._folder / key, key, step.name, compiled, executable)
         return compiled
 
 
-def _keep(path: Path, key: str, name: str, compiled: jax.stages.Compiled, source: Source) -> None:
+def _keep(path: Path, key: str, name: str, compiled: jax.stages.Compiled, executable: bytes | None) -> None:
     try:
-        whole = pickle.dumps(_serialized(compiled, source))
+        whole = pickle.dumps(_serialized(compiled, executable))
     except Exception as error:  # a runtime that cannot write its programs
         _log.debug("step_not_kept: %s: %r", name, error)
         return
     kept_files.keep_if_possible(path, key.encode() + zlib.compress(whole, 1))
-    kept_files.forget_oldest(path.parent, _MAX_BYTES)
+    kept_files.forget_oldest(kept_files.files_in(path.parent), _MAX_BYTES)
 
 
-def _serialized(compiled: jax.stages.Compiled, source: Source) -> tuple[bytes, Any, Any]:
-    """Returns what `deserialize_and_load` takes.
+def _serialized(compiled: jax.stages.Compiled, executable: bytes | None) -> tuple[bytes, Any, Any]:
+    """Returns what `deserialize_and_load` takes, with `executable` as it was first written.
 
     XLA writes an executable for a CPU only once: one that was loaded is written without its functions, and such a file
-    would fail when it first runs. The bytes of a loaded one are therefore those that jax's cache had.
+    would fail when it first runs.
 
     Raises:
-        ValueError: the process had it already, perhaps loaded; it was loaded from a cache that is not ours; or this
-            kind of program cannot be written.
+        ValueError: the executable is not known, or this kind of program cannot be written.
     """
-    if not source.is_new and source.executable is None:
+    if executable is None:
         raise ValueError("it came from memory, or from a cache whose entries are not known")
-    payload, in_tree, out_tree = serialize(compiled)
-    if source.executable is None:
-        return payload, in_tree, out_tree
+    _, in_tree, out_tree = serialize(compiled)  # checks that it can be
     unloaded: Any = compiled._executable._unloaded_executable  # type: ignore[attr-defined]  # noqa: SLF001
     file = io.BytesIO()
-    parts = unloaded, jax.tree.leaves(compiled.args_info), compiled._no_kwargs  # noqa: SLF001
-    _Pickler(file, source.executable).dump(parts)
+    _Pickler(file, executable).dump((unloaded, jax.tree.leaves(compiled.args_info), compiled._no_kwargs))  # noqa: SLF001
     return file.getvalue(), in_tree, out_tree
 
 

@@ -59,7 +59,8 @@ def warm_up(
         loops = dict(kept.loops)
     memory.keep(Measured(times, loops))
     runner.compile_loops(loops, progress)
-    runner.move_to_huge_pages(wait=bool(loops))
+    if kept is not None:
+        runner.move_to_huge_pages(wait=bool(loops))
     loop_s = {num_rows: _fastest_looped(runner, num_rows, num_steps) for num_rows, num_steps in loops.items()}
     runner.start_watch()
     return Pace(replace(times, loop_s=loop_s), prefill_share, loops)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from penstock.engine import kept_files
 from penstock.engine.processors import cpu_facts
 from tests.support.packages import ROOT
 
@@ -42,7 +43,7 @@ def kept_between_runs(directory: Path, kept: Path | None = None, max_bytes: int 
         for name in _names(directory):
             if not (directory / name).is_symlink():
                 _keep(directory / name, kept / name)
-        _forget_oldest(kept, max_bytes)
+        kept_files.forget_oldest([kept / name for name in _names(kept)], max_bytes)
 
 
 def _processor() -> str:
@@ -63,16 +64,3 @@ def _keep(file: Path, path: Path) -> None:
         scratch = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
         shutil.copy2(file, scratch)
         scratch.replace(path)
-
-
-def _forget_oldest(kept: Path, max_bytes: int) -> None:
-    files = []
-    for name in _names(kept):
-        with suppress(FileNotFoundError):
-            stat = (kept / name).stat()
-            files.append((stat.st_mtime_ns, stat.st_size, name))
-    total = 0
-    for _, size, name in sorted(files, reverse=True):
-        total += size
-        if total > max_bytes:
-            (kept / name).unlink(missing_ok=True)

@@ -105,10 +105,10 @@ class Plan:
     @property
     def kernels(self) -> dict[str, list[str]]:
         """The names of the steps' kernels by what their times are from: the weakest basis that one of a name has."""
-        orders = list(Basis)
-        weakest: dict[str, Basis] = {}
+        bases: dict[str, set[Basis]] = {}
         for kernel in (kernel for step in self.steps for kernel in step.kernels):
-            weakest[kernel.name] = max(weakest.get(kernel.name, kernel.basis), kernel.basis, key=orders.index)
+            bases.setdefault(kernel.name, set()).add(kernel.basis)
+        weakest = {name: Basis.weakest(found) for name, found in bases.items()}
         return {
             basis.value: names for basis in Basis if (names := sorted(n for n, of in weakest.items() if of is basis))
         }

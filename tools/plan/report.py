@@ -38,32 +38,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "spare": plan.spare_bytes,
             "spare_pages": plan.spare_pages,
         },
-        "pages": {
-            "size_tokens": plan.page_size,
-            "size_bytes": plan.page_bytes,
-            "dtype": plan.kv_dtype,
-            "padding": plan.page_padding,
-            "count": plan.num_pages,
-            "useful_at_most": plan.max_pages,
-            "tokens_at_once": plan.num_tokens,
-            "windows": plan.needs.windows,
-            "kinds": [
-                {
-                    "count": count,
-                    "size_bytes": size,
-                    "kv_heads": kind.num_kv_heads,
-                    "head_dim": kind.head_dim,
-                    "layers_in_a_page": kind.size,
-                    "groups": plan.needs.kinds.count(number),
-                }
-                for number, (kind, count, size) in enumerate(
-                    zip(layer_groups(plan.model).page_kinds, plan.pages.counts, plan.kind_bytes, strict=True)
-                )
-            ],
-            "bytes_of_longest_sequence": plan.sequence_bytes(plan.max_model_len),
-            "longest_sequences_at_once": plan.num_sequences(plan.max_model_len),
-            "aliased_and_never_copied": plan.cache_is_aliased,
-        },
+        "pages": _pages(plan),
         "states": {"count": plan.num_states, "size_bytes": plan.slot_bytes, "kept_every_pages": plan.state_interval},
         "compile_s": plan.compile_s,
         "compile_cpu_s": sum(bucket.compile_cpu_s for bucket in plan.buckets),
@@ -76,6 +51,35 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "hidden_links": plan.hidden_links,
         "published": [dataclasses.asdict(row) for row in PUBLISHED],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
+    }
+
+
+def _pages(plan: Plan) -> dict[str, Any]:
+    return {
+        "size_tokens": plan.page_size,
+        "size_bytes": plan.page_bytes,
+        "dtype": plan.kv_dtype,
+        "padding": plan.page_padding,
+        "count": plan.num_pages,
+        "useful_at_most": plan.max_pages,
+        "tokens_at_once": plan.num_tokens,
+        "windows": plan.needs.windows,
+        "kinds": [
+            {
+                "count": count,
+                "size_bytes": size,
+                "kv_heads": kind.num_kv_heads,
+                "head_dim": kind.head_dim,
+                "layers_in_a_page": kind.size,
+                "groups": plan.needs.kinds.count(number),
+            }
+            for number, (kind, count, size) in enumerate(
+                zip(layer_groups(plan.model).page_kinds, plan.pages.counts, plan.kind_bytes, strict=True)
+            )
+        ],
+        "bytes_of_longest_sequence": plan.sequence_bytes(plan.max_model_len),
+        "longest_sequences_at_once": plan.num_sequences(plan.max_model_len),
+        "aliased_and_never_copied": plan.cache_is_aliased,
     }
 
 

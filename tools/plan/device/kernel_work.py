@@ -5,8 +5,9 @@ schedule.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.models import ExpertsConfig
@@ -23,6 +24,11 @@ class Basis(enum.StrEnum):
     SCHEDULE = "its schedule"
     SCALED = "schedules at other shapes"
     NONE = "bytes and FLOPs alone"
+
+    @classmethod
+    def weakest(cls, bases: Iterable[Basis]) -> Basis:
+        """Returns the one that says least."""
+        return max(bases, key=list(cls).index, default=cls.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +60,20 @@ def kernels_of(program: Traffic, chip: Chip, load: Load, num_steps: int = 1) -> 
     """Yields the work of each kernel but attention and experts, and of all else that the compiler has no cycles of."""
     other_bytes, other_flops = program.kernel_bytes, program.kernel_flops
     for key, (times, num_bytes, flops) in program.calls.items():
-        call = KernelCall.of_key(key)
+        call, found = _known(key, chip.name)
         if call.kind == "experts":
             continue
         other_bytes, other_flops = other_bytes - num_bytes, other_flops - flops
-        found = None if call.kind is None else cycles_of(chip.name, call.kind, call.geometry)
         cycles = 0.0 if found is None else times * _cycles_of_call(call, found, load)
         yield KernelWork(num_bytes / num_steps, flops / num_steps, cycles / num_steps, call.name, basis_of(found))
     yield KernelWork(other_bytes / num_steps, other_flops / num_steps, name="what else has no estimate")
+
+
+@cache
+def _known(key: str, chip: str) -> tuple[KernelCall, Cycles | None]:
+    """Returns a call and its cycles. A simulation asks for them at each load."""
+    call = KernelCall.of_key(key)
+    return call, None if call.kind is None else cycles_of(chip, call.kind, call.geometry)
 
 
 def _cycles_of_call(call: KernelCall, found: Cycles, load: Load) -> float:
@@ -80,17 +92,13 @@ def basis_of(found: Cycles | None) -> Basis:
 
 def expert_cycles(deployment: Deployment, chip: Chip, num_tokens: int, program: Traffic) -> tuple[float, Basis]:
     """Returns the cycles of all calls for quantized experts: tiles of rows as few as can be, for those with rows."""
-    calls = [(KernelCall.of_key(key), figures[0]) for key, figures in program.calls.items()]
-    found = [
-        (cycles_of(chip.name, call.kind, call.geometry), call.point, times)
-        for call, times in calls
-        if call.kind == "experts"
-    ]
+    calls = [(*_known(key, chip.name), figures[0]) for key, figures in program.calls.items()]
+    found = [(cycles, call.point, times) for call, cycles, times in calls if call.kind == "experts"]
     mixture = next((block.mlp for block in deployment.model.blocks if isinstance(block.mlp, ExpertsConfig)), None)
-    total, bases = 0.0, [basis_of(cycles) for cycles, _, _ in found]
+    total = 0.0
     for cycles, rows, times in found:
         if cycles is not None and mixture is not None:
             groups = deployment.config.expert_parallel
             tiles = max(distinct_experts(mixture, num_tokens), num_tokens * mixture.num_chosen / int(rows)) / groups
             total += times * tiles * cycles.at(rows)
-    return total, max(bases, key=list(Basis).index, default=Basis.NONE)
+    return total, Basis.weakest(basis_of(cycles) for cycles, _, _ in found)
