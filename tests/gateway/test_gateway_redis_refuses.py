@@ -251,16 +251,20 @@ async def held(client: Client, proxy: RefusingProxy) -> None:
         await eventually(lambda: proxy.seen["limits.RENEW"] > len(ANSWERS))
 
 
-async def renewed(client: Client, proxy: RefusingProxy, engine: FakeEngine) -> None:
-    """Keeps a batch until its lease was renewed."""
-    engine.hold()
+async def renewed(client: Client, proxy: RefusingProxy, *engines: FakeEngine) -> None:
+    """Keeps a batch until its lease was renewed. A worker that was told to drain may not have heard it yet, so no
+    engine makes progress meanwhile.
+    """
+    for engine in engines:
+        engine.hold()
     made = await client.batch()
     try:
         await eventually(lambda: proxy.seen["leases.RENEW"] > len(ANSWERS))
     except AssertionError as error:
         error.add_note(f"{await client.get('/v1/batches/' + made['id'])}, {proxy.seen}, {proxy.refused}")
         raise
-    engine.allow()
+    for engine in engines:
+        engine.allow()
     await client.until(f"/v1/batches/{made['id']}", "completed")
 
 
@@ -298,7 +302,7 @@ async def test_each_command_meets_each_refusal(
         for part in PARTS:
             await part(client, redis)
         await held(counted_client, proxy)
-        await renewed(client, proxy, engine)
+        await renewed(client, proxy, engine, other)
         await limits(narrow_client, redis)
         missing = all_calls() - set(proxy.seen)
         assert not missing, f"nothing in this test has a gateway send {missing}"
