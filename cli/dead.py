@@ -39,7 +39,8 @@ _Names = Annotated[
 _All = Annotated[bool, typer.Option("--all", help="All dead letters that match the other options.")]
 _Code = Annotated[str | None, typer.Option(help="Only dead letters with this error code.", metavar="CODE")]
 _Malformed = Annotated[
-    bool, typer.Option("--malformed", help="Entries that are no valid request, instead of requests that were given up.")
+    bool,
+    typer.Option("--malformed", help="Malformed entries, instead of requests that were given up."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per dead letter.")]
 

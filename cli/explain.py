@@ -50,7 +50,7 @@ def explain(
     if not ID_PATTERN.fullmatch(request_id):
         raise CommandFailed(f"{request_id!r} is not the ID of a request: {ID_PATTERN.pattern}", USAGE)
     if logs is not None and not _is_folder(logs):
-        raise CommandFailed(f"--logs: {logs} is no folder", USAGE)
+        raise CommandFailed(f"--logs: {logs} is not a folder", USAGE)
     view, newest = asyncio.run(_look(settings, request_id))
     said = [] if view.state == "unknown" else list(_sentences(view, newest))
     lines = [] if logs is None else sorted(_logged(logs, request_id), key=lambda line: str(line.get("timestamp")))

@@ -67,7 +67,7 @@ def weight(
 ) -> None:
     """Give a tenant a larger or smaller share of the capacity of the queue's workers."""
     if not ID_PATTERN.fullmatch(tenant):
-        raise CommandFailed(f"{tenant!r} is no tenant: {ID_PATTERN.pattern}", USAGE)
+        raise CommandFailed(f"{tenant!r} is not a tenant: {ID_PATTERN.pattern}", USAGE)
     asyncio.run(_set(settings, tenant, value))
     console().print(f"{tenant} has weight {value:g} in queue {settings.queue}")
 

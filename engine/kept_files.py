@@ -160,7 +160,7 @@ def _read(path: Path) -> bytes:
     """Reads a regular file. Raises OSError if it is missing or not a regular file."""
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise FileNotFoundError(f"{path} is no file")
+            raise FileNotFoundError(f"{path} is not a file")
         return file.read()
 
 

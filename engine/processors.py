@@ -1,7 +1,7 @@
 """The number of processors this process may keep busy, and what the kernel says about them.
 
 It follows from the CPU affinity and a container's CPU quota. If the kernel says nothing, as in some sandboxes and on
-other systems, that is no error.
+other systems, that is not an error.
 """
 
 from __future__ import annotations

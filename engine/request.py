@@ -108,7 +108,7 @@ class Request:
     cache_salt: str = ""  # prefix-cache entries are shared only between equal salts
     generated: tuple[tuple[int, ...], ...] = ()
     response: ResponseSpec | None = None  # None: the reply is text
-    begins_turn: bool = False  # whether the reply is a turn of a chat: a text by itself, not one behind the prompt's
+    begins_turn: bool = False  # whether the reply is a turn of a chat: a text by itself, not one after the prompt's
     echo: str = ""  # text to put before the reply
     grammar: Grammar | None = None  # what the reply must follow; compiled by `Engine.grammars`
 

@@ -139,7 +139,7 @@ class _Processes:
 
 
 def _reported(status: int) -> int:
-    """Returns the exit status to report: for a signal, as shells do, except for the signal that is no accident."""
+    """Returns the exit status to report: for a signal, as shells do, except for the signal that is not an accident."""
     if status == -ABORT:  # if it has no handler, as at its start or end
         return ABORTED
     return 128 - status if status < 0 else status

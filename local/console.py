@@ -14,7 +14,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """Returns a console for stdout or stderr. Only a terminal limits the width of a table.
 
     Args:
-        stderr: for progress and anything that is no result.
+        stderr: for progress and anything that is not a result.
         soft_wrap: leaves line breaks to the terminal, so that commands can be copied; not for tables.
     """
     stream = sys.stderr if stderr else sys.stdout

@@ -37,7 +37,7 @@ class RowIds:
         model: which model the rows are for, such as `client.model_card().model`.
 
     Raises:
-        TypeError, ValueError: the key is no text or bytes, or too short.
+        TypeError, ValueError: the key is neither text nor bytes, or too short.
     """
 
     def __init__(self, key: str | bytes, *, model: str = "") -> None:

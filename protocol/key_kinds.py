@@ -29,7 +29,7 @@ class Grant:
         commands: names as in an ACL, separated by spaces: `xlen xinfo|groups`.
         together: grants of one name make one selector of an ACL, whose keys may stand together in one command. Without
             a name, grants of the same access and commands do.
-        is_root: part of the role's own permissions, which are no selector.
+        is_root: part of the role's own permissions, which are not a selector.
     """
 
     roles: tuple[Role, ...]
@@ -73,7 +73,7 @@ class Size:
         remembered: an id that a client sent within its `dedupe_window_s`.
         cancelled: a request that was cancelled within a day.
         letter: a dead letter, beside the request in it.
-        malformed: an entry that was no request, beside its fields.
+        malformed: an entry that was not a request, beside its fields.
         api_key: an API key that was used within a minute.
         revoked: a revoked API key.
         answering: a request that a gateway is answering.

@@ -113,7 +113,7 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _tensors(model: Path) -> Iterator[tuple[str, Array]]:
     with safe_open(model / "model.safetensors", framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
+        for name in file.keys():  # noqa: SIM118 - it is not a mapping
             yield name, file.get_tensor(name)
 
 

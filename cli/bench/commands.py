@@ -181,7 +181,7 @@ def compare(
     a pair alike. For one pair with --repeats they come from Welch's t-test over the runs. Otherwise the intervals come
     from a bootstrap over the requests.
 
-    Exit status: 1 if --fail-above says so; 2 if a file is no result, or the files cannot be compared.
+    Exit status: 1 if --fail-above says so; 2 if a file is not a result, or the files cannot be compared.
     """
     if importlib.util.find_spec("numpy") is None or importlib.util.find_spec("scipy") is None:
         raise CommandFailed(f"numpy or scipy is not installed; install them with: {how_to_install('bench')}")

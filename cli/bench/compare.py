@@ -21,7 +21,7 @@ def compare_files(
     """Shows the comparison, and writes the files that were asked for.
 
     Raises:
-        CommandFailed: a file is no result, they cannot be compared, or a figure is worse by more than `fail_above`
+        CommandFailed: a file is not a result, they cannot be compared, or a figure is worse by more than `fail_above`
             percent.
     """
     if fail_above is not None and not fail_above >= 0:

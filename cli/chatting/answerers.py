@@ -25,7 +25,7 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_LINE = 2**22
 _PREFILL = re.compile(r": prefill ([0-9]{1,9})/([0-9]{1,9})")
-_SHOWN = 500  # characters of an answer that is no JSON
+_SHOWN = 500  # characters of an answer that is not JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _parsed(url: str) -> SplitResult:
     try:
         at = urlsplit(url)
         is_one = at.scheme in ("http", "https") and bool(at.hostname) and at.port != 0
-    except ValueError:  # its port is no number
+    except ValueError:  # its port is not a number
         is_one = False
     if not is_one:
         raise SettingsError(f"--url: must be a URL such as http://127.0.0.1:8000, not {url!r}")

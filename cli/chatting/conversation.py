@@ -25,7 +25,7 @@ HELP = '''\
 /reset            forget the turns so far
 /save FILE        write the conversation as JSON
 /bye              leave, as does Ctrl-D
-Ctrl-C stops an answer. A text of several lines stands between two lines """, or each but the last ends in \\.'''
+Ctrl-C stops an answer. A text of several lines goes between two lines """, or each but the last ends in \\.'''
 
 
 class Refused(Exception):

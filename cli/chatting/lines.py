@@ -14,7 +14,7 @@ PROMPT, MORE = ">>> ", "... "
 def texts(read: Callable[[str], str]) -> Iterator[str]:
     """Yields texts until `read`, which gets the prompt to show, raises EOFError. Ctrl-C drops what was typed.
 
-    A text of several lines stands between two lines of three quotation marks, or each of its lines but the last ends in
+    A text of several lines goes between two lines of three quotation marks, or each of its lines but the last ends in
     a backslash.
     """
     while True:

@@ -180,8 +180,8 @@ async def _letters(client: RedisClient, queue: str) -> Finding:
         return Finding("dead letters", "ok", "none")
     if not num_dead:
         look = "look at them: penstock dead list --malformed"
-        return Finding("dead letters", "warn", f"{num_malformed} entries were no requests", look)
-    also = f", {num_malformed} entries were no requests" if num_malformed else ""
+        return Finding("dead letters", "warn", f"{num_malformed} entries were not requests", look)
+    also = f", {num_malformed} entries were not requests" if num_malformed else ""
     return Finding(
         "dead letters", "warn", f"{num_dead} requests were given up{also}", "look at them: penstock dead list"
     )

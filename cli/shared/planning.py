@@ -41,7 +41,7 @@ _MAX_PROCESSES = 8  # by default: each takes some GiB of memory
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of the command that are no settings."""
+    """Options of the command that are not settings."""
 
     topology: str
     tensor: int | None

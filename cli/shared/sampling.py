@@ -52,7 +52,7 @@ def _read_files(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_or_file(value: str, option: str) -> str:
-    """Returns an option's value, or the text of the file that it names behind an `@`.
+    """Returns an option's value, or the text of the file that it names after an `@`.
 
     Raises:
         BadParameter: the file can't be read.

@@ -70,7 +70,7 @@ def screen(board: Board, width: int, height: int) -> Group:
 
 
 def _num_fixed(sections: Sequence[_Section]) -> int:
-    """Counts lines above the footer that are no rows: summary, and each section's blank line, heading and titles."""
+    """Counts lines above the footer that are not rows: summary, and each section's blank line, heading and titles."""
     return _SUMMARY_LINES + sum(2 + (section.num_rows > 0) for section in sections)
 
 

@@ -1,7 +1,8 @@
 """Finds what reads as translated, as far as a pattern can: `python -m docs.scripts.english` prints it and exits with 1.
 
-Docstrings may not begin with a fragment that needs the name above it to be read ("Of each request ..."). Sentences of
-the pages may have 35 words; one of code and one of a link count as a word each.
+Docstrings may not begin with a fragment that needs the name above it to be read ("Of each request ..."). Neither they
+nor the pages may write "is no" for "is not". Sentences of the pages may have 35 words; one of code and one of a link
+count as a word each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ _FRAGMENT = re.compile(
     r"(Of|That of|Those of|What is|As|(By |For |From |In |To |With )?(which|whom)|Who|Whose|Such|Their|Its)\b",
     re.IGNORECASE,
 )
+_NOT_NO = re.compile(  # "is no text" for "is not text"
+    r"(?<!here )\b(is|are|was|were) no (?!(longer|more|less|other|such|need|one|exception|wait)\b)[\w`]+", re.IGNORECASE
+)
 _END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[\"(`]?[A-Z])")
 
 
@@ -34,9 +38,11 @@ def _docstrings() -> Iterator[str]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for line, text in _strings_alone(ast.parse(path.read_text())):
+                name = path.relative_to(ROOT)
                 if _FRAGMENT.match(text):
-                    name = path.relative_to(ROOT)
                     yield f"{name}:{line}: the docstring begins with a fragment: {text.splitlines()[0]}"
+                for found in _NOT_NO.finditer(" ".join(text.split())):
+                    yield f'{name}:{line}: "{found[0]}", where "not" is meant'
 
 
 def _strings_alone(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -50,6 +56,8 @@ def _strings_alone(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def _sentences() -> Iterator[str]:
     for each in all_pages():
         for line, text in _paragraphs(page(each)):
+            for found in _NOT_NO.finditer(text):
+                yield f'{each}:{line}: "{found[0]}", where "not" is meant'
             for sentence in _END_OF_SENTENCE.split(text):
                 if (count := len(sentence.split())) > MOST_WORDS:
                     yield f"{each}:{line}: a sentence of {count} words: {sentence[:80]} ..."

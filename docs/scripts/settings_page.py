@@ -22,7 +22,7 @@ A setting has one name in three places: `max_num_seqs` in a TOML file, `PENSTOCK
 `--max-num-seqs` on the command line. The command line overrides the environment, which overrides the file.
 
 - `--config` names the file, else `{CONFIG_VARIABLE}`, else it is `{DEFAULT_CONFIG}` in the current folder, if there is
-  one. A worker's settings stand at its top level, a gateway's in the table `[gateway]`.
+  one. A worker's settings are at its top level, a gateway's in the table `[gateway]`.
 - An unknown key, option or `PENSTOCK_*` variable is an error; an empty variable counts as not set. On Kubernetes set
   `enableServiceLinks: false`, or a Service called `penstock` adds such variables.
 - `{FALLBACK_URL_VARIABLE}` is taken where `redis_url` is set nowhere else.

@@ -132,7 +132,7 @@ def _bucket(count: int, buckets: tuple[int, ...]) -> int:
 
 
 def _buckets(at_least: int, *, few: bool) -> tuple[int, ...]:
-    """Returns powers of two and, unless `few`, a number between each two of them from 32 on."""
+    """Returns powers of two and, unless `few`, from 32 on, a number between neighbours."""
     buckets = [MIN_BUCKET]
     while buckets[-1] < at_least:
         last = buckets[-1]

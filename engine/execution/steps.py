@@ -193,7 +193,7 @@ def _sample_rows(
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
-    num_sampled: jax.Array,  # i32 [1]: the rows behind these are padding
+    num_sampled: jax.Array,  # i32 [1]: the rows after these are padding
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Returns i32 `[max_rows]`, so that the next step has one shape for all."""
     logits = rebuild(params)(rows[:num_rows], num_sampled)

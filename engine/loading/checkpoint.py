@@ -357,7 +357,7 @@ def _beside(names: set[str], prefixes: tuple[str, ...]) -> set[str]:
     found = {name for name in names if name.startswith(prefixes)}
     if found:
         whose = sorted({prefix for prefix in prefixes for name in found if name.startswith(prefix)})
-        _log.info("%d tensors are no part of the text model and stay unread: %s", len(found), ", ".join(whose))
+        _log.info("%d tensors are not part of the text model and stay unread: %s", len(found), ", ".join(whose))
     return found
 
 

@@ -14,7 +14,7 @@ class SequenceStates:
     """Moves slots between the pool and the tables of running sequences. For a model without states it does nothing.
 
     A running sequence has one slot that it continues in, whatever it computes: nobody is preempted for a state. It gets
-    further slots only if some are free. They serve states behind drafts, and states at page ends, which the prefix
+    further slots only if some are free. They serve states after drafts, and states at page ends, which the prefix
     cache may hand to other sequences. Those are kept at every `state_interval` pages, at the last page that a copy of
     the prompt could reuse, and where this prompt's pages diverged from an earlier prompt's.
 
@@ -118,7 +118,7 @@ class SequenceStates:
             raise AssertionError(f"a state slot is written by two: {written}")
         for sequence in running if self.are_used else ():
             if sequence.num_computed not in sequence.states.held:
-                raise AssertionError(f"no state behind {sequence.num_computed} tokens in {sequence.states.held}")
+                raise AssertionError(f"no state after {sequence.num_computed} tokens in {sequence.states.held}")
 
     def _path(self, row: Row) -> RowStates:
         """Returns the states of one row. In several steps of one dispatch it changes its slot at most once."""
@@ -149,7 +149,7 @@ class SequenceStates:
     def _settle(self, sequence: Sequence, now: int) -> None:
         """Releases the states that a sequence no longer needs once its next token is the one at `now`.
 
-        These are states behind drafts that were wrong, or that others followed.
+        These are states after drafts that were wrong, or that others followed.
         """
         held = sequence.states.held
         if len(held) == 1:  # the one to continue from

@@ -109,7 +109,7 @@ def split_model(model: ModelConfig, tensor: int, expert: int = 1, *, has_tiles: 
     """Lays out `model` over `tensor * expert` devices.
 
     If there are too few KV heads, each is replicated. The vocabulary is padded if the devices do not divide it, or if
-    they have tiles of memory and it is no whole number of them; and the experts if `expert` does not divide them.
+    they have tiles of memory and it is not a whole number of them; and the experts if `expert` does not divide them.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.

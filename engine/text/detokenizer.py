@@ -73,11 +73,11 @@ class ContextDetokenizer:
     A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, each of its bytes is
     U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
 
-    A run that a prompt began, and that is UTF-8 so far, restarts behind the prompt: what the client has of it stays.
+    A run that a prompt began, and that is UTF-8 so far, restarts after the prompt: what the client has of it stays.
     """
 
     def __init__(self, vocabulary: TokenTexts, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> None:
-        """Starts a text behind a prompt. Tokens of `no_opening` may have text, but the first space is decided as if
+        """Starts a text after a prompt. Tokens of `no_opening` may have text, but the first space is decided as if
         they had none.
         """
         self._vocabulary = vocabulary

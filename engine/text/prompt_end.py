@@ -1,4 +1,4 @@
-"""What the end of a prompt leaves to the text behind it."""
+"""What the end of a prompt leaves to the text after it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MAX_UNFINISHED = 3  # bytes of an unfinished character
 class PromptEnd:
     """The state of a detokenizer that has read a prompt. Special tokens count for nothing.
 
-    The unfinished UTF-8 character at the prompt's end belongs to the text behind it.
+    The unfinished UTF-8 character at the prompt's end belongs to the text after it.
     """
 
     context: tuple[int, ...] = ()  # one token at most, which stands for all before the unfinished character
     unfinished: bytes = b""
     byte_tokens: tuple[int, ...] = ()  # those of the unfinished character, where bytes have tokens
-    is_run_invalid: bool = False  # whether the byte tokens before the unfinished character are no UTF-8
+    is_run_invalid: bool = False  # whether the byte tokens before the unfinished character are not UTF-8
 
 
 class Tokens(Protocol):
@@ -45,7 +45,7 @@ def byte_level_end(tokens: Tokens, prompt: Sequence[int]) -> PromptEnd:
 def end_of(tokens: Tokens, prompt: Sequence[int], some_text: tuple[int, ...]) -> PromptEnd:
     """Returns the end of a prompt in any other vocabulary. `some_text` is a token with text, if there is one.
 
-    Decoders treat all tokens behind a text alike, so any text will do for context.
+    Decoders treat all tokens after a text alike, so any text will do for context.
     """
     run = [*takewhile(lambda id_: tokens.byte_of(id_) is not None, _visible(tokens, reversed(prompt)))][::-1]
     data = b"".join(tokens.byte_of(id_) or b"" for id_ in run)

@@ -55,7 +55,7 @@ class Spelling:
         return self.decode([token_id, token_id]) != ""
 
     def detokenizer(self, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> Detokenizer:
-        """Returns a detokenizer for the text behind a prompt. The first space is decided as if the tokens of
+        """Returns a detokenizer for the text after a prompt. The first space is decided as if the tokens of
         `no_opening` had no text.
         """
         if self._kind is DecoderKind.BYTES:

@@ -37,7 +37,7 @@ class TextStream:
             min_tokens: number of tokens before which no stop string ends it.
             skip_special_tokens: whether special tokens have no text.
             delimiters: the characters that stand in the text for tokens that delimit parts of a reply.
-            prompt: as in `Tokenizer.detokenizer`; no part behind a delimiter continues it.
+            prompt: as in `Tokenizer.detokenizer`; no part after a delimiter continues it.
             goes_on: as in `Tokenizer.detokenizer`.
 
         Raises:

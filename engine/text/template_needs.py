@@ -121,13 +121,13 @@ class TemplateNeeds:
 
     @cached_property
     def shows_broken_arguments(self) -> bool:
-        """Whether arguments may be a text that is no JSON. It is shown as it is, or as a JSON string."""
+        """Whether arguments may be a text that is not JSON. It is shown as it is, or as a JSON string."""
         spellings = (_CUT_OFF, json.dumps(_CUT_OFF)[1:-1])
         return any(self._renders(_exchange(_CUT_OFF), [spelling]) for spelling in spellings)
 
     @cached_property
     def shows_results(self) -> bool:
-        """Whether a result behind its call reaches the prompt. The call is text if the template shows none."""
+        """Whether a result after its call reaches the prompt. The call is text if the template shows none."""
         if not self.shows_calls:
             return self.shows_lone_results
         return self._renders(_exchange(_ARGUMENTS, content=_WORDS[0]), _WORDS[:1])

@@ -234,7 +234,7 @@ class Tokenizer:
         return self._full_spelling.decode(token_ids)
 
     def decode_prompt(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of a prompt, without an unfinished character at its end: that is of the text behind it."""
+        """Returns the text of a prompt, without an unfinished last character, which belongs to the text after it."""
         return self._spelling.decode_prompt(token_ids)
 
     def detokenizer(

@@ -111,7 +111,7 @@ class CompactionBlock(ContentBlock):
 
 
 class DocumentSource(Body):
-    """`source` of a document. What a server would have to fetch or to convert is no text."""
+    """`source` of a document. What a server would have to fetch or to convert is not text."""
 
     type: Literal["text", "content"]
     media_type: str | None = None

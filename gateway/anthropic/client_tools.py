@@ -1,6 +1,6 @@
 """Tools whose inputs Anthropic's API fixes and that the client runs: a shell, an editor of files, and a memory.
 
-The model is shown a function with the tool's name. A version is a date behind the kind.
+The model is shown a function with the tool's name. A version is a date after the kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EDITS: Mapping[str, Document] = {
     "path": described("string", "The path of the file or directory."),
     "file_text": described("string", "For create: what the file is to hold."),
     "old_str": described("string", "For str_replace: what is replaced. It must be in the file exactly once."),
-    "insert_line": described("integer", "For insert: the line behind which the text goes; 0: in front."),
+    "insert_line": described("integer", "For insert: the line after which the text goes; 0: at the start."),
     "view_range": {
         "type": "array", "items": {"type": "integer"},
         "description": "For view: the first and the last line, from 1; -1 is the end of the file.",

@@ -72,7 +72,7 @@ class Policy:
     """Policy of one kind of object: the body of an API, or an object at a place in it.
 
     Its `ignored` fields ask for nothing that an answer could lack. `inner` has the policies of objects inside of
-    honoured fields; what is in others is no field, such as the keys of a JSON schema.
+    honoured fields; what is in others is not a field, such as the keys of a JSON schema.
     """
 
     honoured: frozenset[str]

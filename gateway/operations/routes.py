@@ -130,7 +130,7 @@ def _operator(asked: Request) -> Caller:
         message = "an admin key is needed: `penstock keys create --admin` makes one"
         raise ApiError(401, message, type="authentication_error", code="invalid_api_key")
     if not caller.is_admin:
-        message = f"API key {caller.key_id} is no admin key: `penstock keys create --admin` makes one"
+        message = f"API key {caller.key_id} is not an admin key: `penstock keys create --admin` makes one"
         raise ApiError(403, message, type="permission_error", code="admin_key_required")
     return caller
 

@@ -241,7 +241,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("database", "virtual_host"), "write db"),
     "path": "write unix:///path/to.sock",
     "unix_socket_path": "write unix:///path/to.sock",
-    **dict.fromkeys(("host", "port"), "they stand before the ?"),
+    **dict.fromkeys(("host", "port"), "they come before the ?"),
     **dict.fromkeys(("sentinelmasterid", "master_name", "service_name"), "write redis+sentinel://host:port/service"),
 }
 """Maps options of other libraries' URLs to our hint."""

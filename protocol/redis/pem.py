@@ -57,7 +57,7 @@ def _content(file: str | Path) -> bytes:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(f"{str(file)!r} is a folder")
     if not stat.S_ISREG(found.st_mode):  # a pipe would block, and can be read only once
-        raise ValueError(f"{str(file)!r} is no regular file")
+        raise ValueError(f"{str(file)!r} is not a regular file")
     if found.st_size > MAX_BYTES:
         raise ValueError(f"{str(file)!r} has over {MAX_BYTES} bytes")
     return path.read_bytes()

@@ -216,7 +216,7 @@ class Watched(Connection):
                 asked_s = time.monotonic()
                 await other.send_command("PING", check_health=False)
                 await other.read_response()
-        except Exception as error:  # whatever it is, it is no answer
+        except Exception as error:  # whatever it is, it is not an answer
             if not (is_not_permitted(error) and other.is_connected):
                 return None
         finally:

@@ -278,7 +278,7 @@ AFFINE_CHARS = 1000
 """Prompts that share this many first characters go to one worker, unless they say otherwise."""
 
 BESIDE = {"tenant", "priority", "timeout_s", "affinity"}
-"""Fields that decide a request's turn and its worker. They stand beside a document, where the server's scripts read
+"""Fields that decide a request's turn and its worker. They go beside a document, where the server's scripts read
 them.
 """
 
@@ -336,7 +336,9 @@ def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:
     if others:
         allowed = ", ".join(f"`{name}`" for name in ("id", *sorted(BESIDE)))
         _refuse(
-            "invalid_request", f"beside `request` only {allowed} may stand, not {shown(', '.join(others))}", fallback_id
+            "invalid_request",
+            f"beside `request` only {allowed} may be given, not {shown(', '.join(others))}",
+            fallback_id,
         )
     try:
         document = json.loads(flat["request"])

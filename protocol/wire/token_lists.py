@@ -33,5 +33,5 @@ def _pieces(text: str) -> Iterator[list[str]]:
 
 def _number(digits: str) -> int:
     if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"{digits[:40]!r} is no token id")
+        raise ValueError(f"{digits[:40]!r} is not a token id")
     return int(digits)

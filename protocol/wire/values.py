@@ -319,7 +319,7 @@ def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
 def _is_same(one: object, other: object) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # something that cannot be compared is no value of ours
+    except Exception:  # something that cannot be compared is not a value of ours
         return False
 
 

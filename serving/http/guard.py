@@ -168,7 +168,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._parse(self._without_upgrade() + data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(self._refusal or Refused(400, "this is no valid HTTP request", "invalid_http"))
+            self._refuse(self._refusal or Refused(400, "this is not a valid HTTP request", "invalid_http"))
 
     def _without_upgrade(self) -> bytes:
         """Returns the head of a request without its wish for another protocol. A server may ignore that (RFC 9110,

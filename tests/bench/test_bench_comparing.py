@@ -85,7 +85,7 @@ def test_what_a_comparison_is_made_for_is_told_and_no_obstacle(tmp_path: Path) -
     assert found.obstacles == ()
     assert found.others == (("options.max_num_seqs", 8, 16), ("versions.jax", "1", "2"))
     stricter = result(tmp_path / "c", drawn(1), slo_ttft_ms=50.0, max_num_seqs=8)
-    found = compare((first, stricter))  # what counts as good is not the same, so it is no figure of both
+    found = compare((first, stricter))  # what counts as good is not the same, so it is not a figure of both
     assert found.others == (("options.slo_ttft_ms", None, 50.0),)
     assert "good" not in rows(found)
 

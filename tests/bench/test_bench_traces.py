@@ -227,5 +227,5 @@ def test_options_that_a_trace_says_itself_are_refused(tmp_path: Path, options: d
 def test_a_trace_s_options_need_a_trace_and_that_a_file() -> None:
     with pytest.raises(ImpossibleLoad, match="--trace-speed 2 has no effect without --trace"):
         LoadOptions(trace_speed=2.0)
-    with pytest.raises(ImpossibleLoad, match=r"--trace nowhere\.jsonl is no file"):
+    with pytest.raises(ImpossibleLoad, match=r"--trace nowhere\.jsonl is not a file"):
         LoadOptions(trace="nowhere.jsonl")

@@ -231,10 +231,10 @@ async def test_dead_letters_are_a_warning(redis_url: str, redis: RedisClient) ->
     assert (found.status, found.detail) == ("warn", "1 requests were given up")
     await redis.xadd(keys.malformed("default"), {"id": "junk"})
     found = by_name(await check_redis(redis_url, "default"))["dead letters"]
-    assert found.detail == "1 requests were given up, 1 entries were no requests"
+    assert found.detail == "1 requests were given up, 1 entries were not requests"
     await redis.delete(keys.dead("default"))
     found = by_name(await check_redis(redis_url, "default"))["dead letters"]
-    assert (found.status, found.detail) == ("warn", "1 entries were no requests")
+    assert (found.status, found.detail) == ("warn", "1 entries were not requests")
 
 
 @pytest.mark.parametrize(

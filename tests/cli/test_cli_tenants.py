@@ -46,7 +46,7 @@ async def test_who_waits_and_with_what_weight(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("weight", "a b", "2"), "'a b' is no tenant"),
+        (("weight", "a b", "2"), "'a b' is not a tenant"),
         (("weight", "acme", "0"), "Input should be greater than or equal to 0.001"),
         (("weight", "acme", "nan"), "equal to 1000"),
     ],

@@ -33,7 +33,7 @@ NEEDED = {("top",): ["--once"], ("requests", "cancel"): ["--yes"], ("dead", "pur
 GOOD: dict[tuple[tuple[str, ...], str], str] = {
     (("map",), "rows"): "rows.jsonl",
     (("map",), "output"): "out.jsonl",
-}  # where "1" is no value
+}  # where "1" is not a value
 USED = {(("drain",), "names"), (("dead", "replay"), "names"), (("dead", "purge"), "names")}  # these or --all
 
 
@@ -80,7 +80,7 @@ def begin(work: Coroutine[Any, Any, Any]) -> NoReturn:
 
 
 def of_its_own(path: tuple[str, ...]) -> list[Any]:
-    """Returns the parameters that are no settings: `test_settings_values.py` has those."""
+    """Returns the parameters that are not settings: `test_settings_values.py` has those."""
     known = Settings.model_fields.keys() - {"name"}
     return [each for each in LEAVES[path].params if not is_flag(each) and each.name not in known]
 

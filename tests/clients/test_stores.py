@@ -124,7 +124,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(output: str) -> None:
-    """Checks what was pulled: a file, and a folder without what is no part of a checkpoint."""
+    """Checks what was pulled: a file, and a folder without what is not part of a checkpoint."""
     file, folder = (Path(line) for line in output.splitlines() if line.startswith("/"))
     assert file.read_bytes() == CONTENT
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {

@@ -32,7 +32,7 @@ MALFORMED: dict[str, dict[Any, Any]] = {
     "json of another type": {"request": "[1]"},
     "deep json": {"request": "[" * 3000},
     "unknown field": {"prompt": "x", "temprature": "1"},
-    "unknown field that is no text": {"request": '{"prompt": "x", "\\ud800": 1}'},
+    "unknown field that is not text": {"request": '{"prompt": "x", "\\ud800": 1}'},
     "bad utf-8": {"prompt": b"\xff\xfe"},
     "wrong type": {"prompt": "x", "max_tokens": "many"},
     "no prompt": {"max_tokens": "3"},

@@ -102,7 +102,7 @@ class Client:
         await self.http.aclose()
 
     async def ask(self, method: str, path: str, *also: int, **more: Any) -> httpx2.Response:
-        """Returns the first answer that is no refusal; it is good, or has one of the statuses in `also`."""
+        """Returns the first answer that is not a refusal; it is good, or has one of the statuses in `also`."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 answer = await self.http.request(method, path, **more)

@@ -74,7 +74,7 @@ def test_the_server_dies_with_its_owner() -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Checks whether the process exists and is no zombie that nobody waited for."""
+    """Checks whether the process exists and is not a zombie that nobody waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -27,7 +27,7 @@ def is_there(killer: str) -> bool:
 
 
 def is_code(mutant: Mutant) -> bool:
-    """Checks that what a mutant leaves of a Python file compiles: other mistakes are no slips."""
+    """Checks that what a mutant leaves of a Python file compiles: other mistakes are not slips."""
     text = mutant.mutated((ROOT / mutant.file).read_text())
     if mutant.file.endswith(".py"):
         compile(text, mutant.file, "exec")

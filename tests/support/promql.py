@@ -46,7 +46,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def metrics(expression: str) -> set[str]:
-    """Returns the names of all metrics in an expression: what is no function, no keyword and no label."""
+    """Returns the names of all metrics in an expression: what is neither a function, a keyword nor a label."""
     text = _RANGE.sub("", _GROUPING.sub("", _MATCHERS.sub(r"\1", _STRING.sub('""', expression))))
     return {name for name in _NAME.findall(text) if name not in _WORDS}
 

@@ -46,7 +46,7 @@ class WrongModel(BenchError):
 
 
 class BadResult(BenchError, ValueError):
-    """A file that is no result. The message names the file, and what is missing or wrong."""
+    """A file that is not a result. The message names the file, and what is missing or wrong."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}")

@@ -145,7 +145,7 @@ class LoadOptions:
             if value is not None:
                 raise ImpossibleLoad(f"{_flag(name)} {value} has no effect with --trace {trace}, which gives it itself")
         if not Path(trace).is_file():
-            raise ImpossibleLoad(f"--trace {trace} is no file")
+            raise ImpossibleLoad(f"--trace {trace} is not a file")
 
     def _lengths(self) -> tuple[Lengths, Lengths]:
         prompts, outputs = self.prompt_length, self.output_length

@@ -165,7 +165,7 @@ class JsonLinesFile(AppendedFile):
                 except ValueError as error:
                     raise self._damaged(number, error) from error
                 if not isinstance(record, dict):
-                    raise self._damaged(number, "it is no object")
+                    raise self._damaged(number, "it is not an object")
                 yield record
 
     def encode(self, record: Mapping[str, Any]) -> bytes:

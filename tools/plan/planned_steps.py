@@ -120,7 +120,7 @@ class PlannedSteps:
         return Pace(times, config.prefill_share, loops)
 
     def _programs(self, num_tokens: int, num_rows: int, is_loop: bool, num_computed: int, num_sampled: int) -> Programs:
-        """Returns the programs of a step of so many tokens and rows, of which the last two are no padding."""
+        """Returns the programs of a step of so many tokens and rows, of which the last two are not padding."""
         weight_bytes = step_weight_bytes(self._model, num_tokens, self._deployment.placement)
         load = Load(num_computed, num_sampled, is_drawn=not is_loop)
         if is_loop:

@@ -67,7 +67,7 @@ def read_trace(path: Path) -> Trace:
     """Reads a trace. Raises ConfigError if the file is unreadable or a line is wrong; the message names the value."""
     try:
         if not path.is_file():
-            raise ConfigError(f"--trace {path} is no file")
+            raise ConfigError(f"--trace {path} is not a file")
         with path.open(encoding="utf-8") as lines:
             requests = list(_requests(f"--trace {path}", lines))
     except (OSError, UnicodeDecodeError) as error:

@@ -170,7 +170,7 @@ class Claimer:
         if answer.reason == "unwritable":
             self._give_up(request_id, entry, asked, "the reply holds an entry id that nothing can be written after")
         elif answer.reason == "junk":
-            _logger_of(request_id, asked).error("reply_unwritable", error=f"the state's {answer.field} is no number")
+            _logger_of(request_id, asked).error("reply_unwritable", error=f"the state's {answer.field} is not a number")
             self._give_up(request_id, entry, asked, NOT_OURS)
         elif answer.reason == "dead":  # its worker died between writing the end and the dead letter
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")

@@ -61,7 +61,7 @@ class Grammars(Protocol):
         """Compiles a grammar; blocks for as long as that takes.
 
         Raises:
-            InvalidRequest: the source is no grammar, or over a limit.
+            InvalidRequest: the source is not a grammar, or over a limit.
         """
 
 

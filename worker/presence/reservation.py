@@ -20,7 +20,7 @@ _PART = "name"  # name in readiness
 class Reservation:
     """Holds a second key, renewed like the heartbeat's, while the model is loaded and warmed up.
 
-    The key is no heartbeat. If a worker died and was restarted under its name, the others take its requests over as
+    The key is not a heartbeat. If a worker died and was restarted under its name, the others take its requests over as
     soon as its heartbeat has lapsed; they need not wait for the new process. Only a second process of the same name
     looks at this key, and then does not load anything.
     """

@@ -42,7 +42,7 @@ async def make_guarded_group(redis: RedisClient, stream: str) -> None:
     """Makes the group; sets foreign data in the key aside.
 
     Raises:
-        JunkFound: the key of the requests is no stream.
+        JunkFound: the key of the requests is not a stream.
         RedisError: the server is in trouble.
     """
     try:

@@ -15,7 +15,7 @@ from penstock.worker.errors import RedisRefused
 from penstock.worker.tasks import pause
 
 REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
-"""All errors of the Redis library: an unreachable cluster raises one that is no RedisError."""
+"""All errors of the Redis library: an unreachable cluster raises one that is not a RedisError."""
 
 
 def must_wait(error: BaseException) -> bool:

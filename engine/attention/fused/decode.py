@@ -153,7 +153,7 @@ class Decode:
             self.items.pending[slot] = 0
 
     def _new_key(self, slot: Int) -> Int:
-        """Returns the row of the buffer that the new token takes, or what is no row of it."""
+        """Returns the row of the buffer that the new token takes, or what is not a row of it."""
         row: Int = self.items.kv_lens[slot] - 1 - self.items.blocks[slot] * self.kv.sizes.keys
         return row
 

@@ -296,7 +296,7 @@ def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
 
 
 def _swallows_space(header: GGUFHeader) -> bool:
-    """Whether added tokens swallow the white space behind them. Phi-4 has Phi-3's architecture, and byte-level BPE."""
+    """Whether added tokens swallow the white space after them. Phi-4 has Phi-3's architecture, and byte-level BPE."""
     name = str(header.metadata.get("general.name", "")).lower()
     is_phi3 = header.architecture == "phi3" and header.metadata.get(f"{KEY}model") == "llama"
     return is_phi3 or any(part in name for part in SWALLOWS)

@@ -1,4 +1,4 @@
-"""K-EXAONE (LG AI Research, arXiv 2601.01739): EXAONE 4's attention behind norms, and experts as DeepSeek-V3's."""
+"""K-EXAONE (LG AI Research, arXiv 2601.01739): EXAONE 4's attention after norms, and experts as DeepSeek-V3's."""
 
 from __future__ import annotations
 

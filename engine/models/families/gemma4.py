@@ -3,7 +3,7 @@
 Compared with Gemma 3, full layers have larger heads, of which a quarter rotates, and may take their values from the
 matmul for keys. Values are normed without weights, scores are not scaled, norms' weights are stored as they are, and
 each layer ends with a factor. The small models have per-token vectors for each layer, and their last layers read the
-keys and values of an earlier layer of the same type. Mixtures stand beside the feed-forward.
+keys and values of an earlier layer of the same type. Mixtures run beside the feed-forward.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 def _num_key_heads(block: BlockConfig) -> int:
     if not isinstance(block.mixer, DeltaNetConfig):
-        raise TypeError(f"{block.mixer} is no delta net")
+        raise TypeError(f"{block.mixer} is not a delta net")
     return block.mixer.num_key_heads
 
 

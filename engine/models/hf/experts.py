@@ -44,7 +44,7 @@ def read_sigmoid_experts(
     num_shared: str = "n_shared_experts",
 ) -> ExpertsConfig:
     """Reads DeepSeek-V3's experts (arXiv 2412.19437). Scores are sigmoids, with a correction for the choice, which is
-    from the best groups only. Shared experts stand beside them.
+    from the best groups only. Shared experts run beside them.
 
     Raises:
         ConfigError: as `read_experts`; or the experts cannot be split into these groups, or the groups hold too few.

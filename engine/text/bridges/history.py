@@ -20,7 +20,7 @@ from penstock.engine.text.template_needs import Message, TemplateNeeds
 
 NO_RESULT = "This call has no result."
 
-ARGUMENTS_EMPTIED = "arguments_emptied"  # they were no object, and the template shows objects only
+ARGUMENTS_EMPTIED = "arguments_emptied"  # they were not an object, and the template shows objects only
 CALLS_SPLIT = "calls_split"  # turns with several calls, for a template that shows one
 CALLS_PARTED = "calls_parted"  # from what was said with them, for a template that shows the one or the other
 CALLS_AS_TEXT = "calls_as_text"  # messages with calls, for a template that shows none

@@ -62,7 +62,7 @@ class Instructions:
         Args:
             roles: of the instructions.
             before: kind of the message before.
-            after: kind of the message after, `""` if they stand last.
+            after: kind of the message after, `""` if they come last.
             lead: role of an instruction in front of all, if there is one.
             tools: whether there are tools.
         """

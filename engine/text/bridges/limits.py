@@ -65,7 +65,7 @@ def rules_of(limits: Iterable[str]) -> str | None:
 
 
 def _leads(template: Template, roles: Sequence[str]) -> bool:
-    """Checks whether instructions can stand in front, with and without tools, no matter who speaks last."""
+    """Checks whether instructions can go in front, with and without tools, no matter who speaks last."""
     lasts = _PLACES if _shows_calls(template) else _PLACES[:2]
     with_tools = (False, True) if _has_tools(template) else (False,)
     return all(
@@ -79,7 +79,7 @@ def _has_tools(template: Template) -> bool:
 
 
 def _loses_later(template: Template) -> bool:
-    """Checks whether an instruction is lost somewhere after the first turn, where something can stand."""
+    """Checks whether an instruction is lost somewhere after the first turn, where something can be put."""
     instructions = template.instructions
     places = [place for place in itertools.product(_PLACES, ("", *_PLACES[:2])) if instructions.can_follow(*place)]
     lead = "system" if _leads(template, ["system"]) else ""

@@ -112,7 +112,7 @@ def read_back(render: RenderTurn, source: str, special_tokens: Iterable[str], se
 
 
 def _marks(format_: ReplyFormat, head: str, end: str) -> TurnMarks:
-    """Returns what stands before an answer, without a thought that the head opens, and behind it."""
+    """Returns what comes before an answer, without a thought that the head opens, and after it."""
     tags = (format_.reasoning.begin.strip(), format_.reasoning.end.strip()) if format_.reasoning else ()
     places = [place for tag in tags if (place := head.find(tag)) >= 0]
     anchor = head[: min(places, default=len(head))]
@@ -168,7 +168,7 @@ def _is_right(found: Delta, turn: _Turn) -> bool:
 
 def _turns(render: RenderTurn) -> tuple[dict[Ability, _Turn], tuple[str, str]]:
     """Renders a turn for each ability; what the template does not write is left out. Returns also the head of an
-    answer, and what is behind it.
+    answer, and what comes after it.
     """
     prompt = render([_QUESTION], [_SHOWN_TOOL], True)
     said = render([_QUESTION, {"role": "assistant", "content": _WORD}], [_SHOWN_TOOL], False)
@@ -222,7 +222,7 @@ def _calls(*arguments: Mapping[str, Any]) -> list[Message]:
 
 
 def _split(prompt: str, whole: str) -> tuple[str, str]:
-    """Splits a conversation where the answer begins: behind the prompt, or as much of it as the template repeats."""
+    """Splits a conversation where the answer begins: after the prompt, or as much of it as the template repeats."""
     place = _num_shared(prompt, whole)
     if place < len(prompt):
         begun = max(whole.rfind(opening, 0, place) for opening in _OPENINGS)
@@ -238,7 +238,7 @@ def _num_shared(one: str, other: str) -> int:
 
 
 def _without_end(written: str, ending: str) -> str:
-    """Removes the end of a turn; `ending` is what stands behind a text."""
+    """Removes the end of a turn; `ending` is what follows a text."""
     shared = written[len(written) - _num_shared(written[::-1], ending[::-1]) :]
     if shared.strip() and shared.lstrip()[0] not in _OPENINGS + "]":
         begun = re.search(f"[{re.escape(_OPENINGS)}]", shared)

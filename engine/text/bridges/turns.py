@@ -9,7 +9,7 @@ from penstock.engine.text.bridges.instructions import INSTRUCTIONS, text_of
 from penstock.engine.text.bridges.probe import Message, Probe, conversation, kind_of
 
 FILLER = "(continued)"
-"""Content of a turn that stands only between two others."""
+"""Content of a turn that only separates two others."""
 EMPTY = "(empty)"
 """Content of a message that has none, where the template refuses such a message."""
 

@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 class Flaw(Enum):
     NO_OPENING = "the tag in front of a call is missing"
-    STRAY_TAG = "a tag around a call stands twice, or with a bracket too many"
-    NO_PARAMETER_END = "the tag behind a parameter is missing"
+    STRAY_TAG = "a tag around a call is there twice, or with a bracket too many"
+    NO_PARAMETER_END = "the tag after a parameter is missing"
     TEXT_ARGUMENTS = "the arguments are the text of a JSON object"
     NULL_ARGUMENTS = "the arguments are null"
-    LIST = "a list of calls stands in place of one"
+    LIST = "a list of calls takes the place of one"
     LONE_BACKSLASH = "a backslash in a string escapes nothing"
     OTHER_SEPARATOR = "a comma or a line break divides calls"
     NO_BODY = "a call of a function that needs no arguments has no body"

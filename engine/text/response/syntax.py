@@ -61,7 +61,7 @@ class Calls:
         PYTHON      NAME(key=value, ...)
         BARE_KEYS   NAME {key:value, ...}
 
-    An `id` stands before a NAME or behind it. If a model writes white space in these, the parser takes any, or none. It
+    An `id` comes before a NAME or after it. If a model writes white space in these, the parser takes any, or none. It
     also takes calls without `end` or `group_end`, except for PARAMETERS, where only `end` says that no other parameter
     follows.
     """
@@ -78,12 +78,12 @@ class Calls:
     id: IdMarks | None = None
     parameter: ParameterMarks | None = None
     quote: str = ""
-    group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
-    group_mark_end: str = ""  # may stand behind `group_end`
+    group_mark: str = ""  # may precede `group_begin`; then calls count anywhere
+    group_mark_end: str = ""  # may follow `group_end`
 
     @property
     def behind_tag(self) -> str:
-        """What follows the first tag of a call, such as `<function=` behind `<tool_call>`."""
+        """What follows the first tag of a call, such as `<function=` after `<tool_call>`."""
         return self.begin.rpartition("\n")[2]
 
     @property
@@ -115,7 +115,7 @@ class ReplyFormat:
 
     @property
     def known_flaws(self) -> Mapping[Flaw, str]:
-        """Flaws of its calls, and their sources. Any tag may stand twice."""
+        """Flaws of its calls, and their sources. Any tag may be there twice."""
         opening = self.pieces(self.calls.group_begin or self.calls.begin)[:1]
         is_tagged = not self.has_messages and opening and opening[0] in self.delimiters
         return {**STRAY, **self.flaws} if is_tagged else self.flaws
@@ -142,7 +142,7 @@ class ReplyFormat:
 
 
 def is_inside(special_token: str, syntax: str) -> bool:
-    """Whether a piece of syntax contains a special token. Words and white space of a text are no tokens there."""
+    """Whether a piece of syntax contains a special token. Words and white space of a text are not tokens there."""
     return special_token in syntax and not special_token.isalnum() and not special_token.isspace()
 
 

@@ -57,7 +57,7 @@ class _FunctionCall(OutputItem):
 class _CustomCall(_FunctionCall):
     """A call of a custom tool. Its text is inside of the function's arguments.
 
-    Where they are no object with this text in front, the arguments are the text.
+    Where they are not an object with this text in front, the arguments are the text.
     """
 
     prefix = "ctc"
@@ -146,7 +146,7 @@ class _ShellCall(_BuiltinCall):
     def _close_content(self) -> Iterator[UnnumberedEvent]:
         if self._num_whole < len(self._commands):
             yield self._end()
-        if not self._strings.has_begun:  # they came behind other arguments, or not at all
+        if not self._strings.has_begun:  # they came after other arguments, or not at all
             for command in _texts_in(_object_in(self.text).get("commands")):
                 yield from (self._begin(), self._more(command), self._end())
 

@@ -78,7 +78,7 @@ class StringReader:
 
 
 def _read(spelled: str) -> str:
-    """Returns the text of whole characters of a JSON string. What is no JSON stays as it is."""
+    """Returns the text of whole characters of a JSON string. What is not JSON stays as it is."""
     if "\\" not in spelled:
         return spelled
     try:

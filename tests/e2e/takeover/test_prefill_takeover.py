@@ -1,4 +1,4 @@
-"""Workers tell how far a long prompt is. When one dies within it, that is no part of the reply that its heir writes."""
+"""Workers tell how far a long prompt is. When one dies within it, that is not part of its heir's reply."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_prompt_is_begun_again_and_gives_the_same(
 async def test_a_prompt_that_kills_workers_within_it_goes_to_the_dead_letters(
     redis_url: str, redis: RedisClient, tmp_path: Path
 ) -> None:
-    """How far it was is no progress: each death counts."""
+    """How far it was is not progress: each death counts."""
     slow = {"prefill_steps": 2000, "step_s": 0.02}
     await send(redis, prompt="a long one", id="r", max_tokens=3)
     for name in ("first", "second"):

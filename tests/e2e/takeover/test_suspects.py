@@ -129,7 +129,7 @@ async def test_what_is_being_prepared_gives_way_too(redis_url: str, redis: Redis
 
 
 async def test_after_its_time_what_runs_gives_way_once(redis_url: str, redis: RedisClient) -> None:
-    """A request of any priority gives way; that is no hand-back, and it goes on where it was."""
+    """A request of any priority gives way; that is not a hand-back, and it goes on where it was."""
     engine = Company(max_num_seqs=4, step_s=0.002)
     async with running_worker(redis_url, engine, suspect_wait_s=0.2) as worker:
         for name, priority in (("high", 1000), ("low", -5)):

@@ -169,7 +169,7 @@ def test_windows_caps_and_sinks_equal_the_xla_form(options: dict[str, Any], max_
     "options", [{"sliding_window": 150, "soft_cap": 2.0, "has_sinks": True}, slow({"heads": (6, 3, 96)})], ids=str
 )
 def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
-    """The scales are no powers of two, differ by head, and are so small that some keys and values are clipped."""
+    """The scales are not powers of two, differ by head, and are so small that some keys and values are clipped."""
     num_kv_heads = options.get("heads", (4, 2))[1]
     scales = ([0.0017, 0.0031, 0.0007][:num_kv_heads], [0.0053, 0.0011, 0.0029][:num_kv_heads])
     compare(MIXED, kv_dtype=FP8, kv_scales=scales, max_keys=256, **options)

@@ -88,7 +88,7 @@ def test_pages_hold_codes_and_what_is_attended_is_theirs(
     "options", [{"sliding_window": 5, "soft_cap": 2.0}, {"scale": 0.3, "sliding_window": 33}], ids=str
 )
 def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
-    """The scales are no powers of two, and so small that some keys and values are clipped."""
+    """The scales are not powers of two, and so small that some keys and values are clipped."""
     scales = np.array([0.0017, 0.0031, 0.0053, 0.0011], np.float32)
     check(f"xla {FP8}", 6, 2, 32, 16, has_sinks=True, scales=scales, **options)
 

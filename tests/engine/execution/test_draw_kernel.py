@@ -138,7 +138,7 @@ def test_the_strictest_values_leave_the_most_likely_token(values: dict[str, Any]
 
 
 def test_a_draw_that_no_sum_exceeds_is_the_most_likely_token() -> None:
-    """Temperatures next to 0 make weights that are no numbers; both forms then take the greedy token."""
+    """Temperatures next to 0 make weights that are not numbers; both forms then take the greedy token."""
     scores = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32) * np.float32(1e30)
     of_rows, logits = rows(8, temperature=1e-30), jnp.asarray(scores)
     np.testing.assert_array_equal(by_kernel(scores, of_rows), _draw(logits, of_rows, survey(logits).greedy))

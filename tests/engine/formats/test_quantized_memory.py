@@ -26,7 +26,7 @@ from tests.support.patience import pairs, slow
 pytestmark = pytest.mark.versions
 
 GEOMETRY = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 2}
-OBJECTS_BYTES = 2**20  # for what is no array: a process that ran many tests was seen to hold 0.2 MB more of it
+OBJECTS_BYTES = 2**20  # for what is not an array: a process that ran many tests was seen to hold 0.2 MB more of it
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "head_dim": 64}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptq": ("gptq in order", "llama", GEOMETRY),

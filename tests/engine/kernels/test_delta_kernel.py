@@ -148,7 +148,7 @@ def test_slots_of_tokens() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"key_dim": 64}, {"value_dim": 192}, {"activation": "gelu"}, {"num_value_heads": 130}],
-    ids=["keys are no tiles", "values are no tiles", "another activation", "a state that does not fit"],
+    ids=["keys are not tiles", "values are not tiles", "another activation", "a state that does not fit"],
 )
 def test_what_has_no_kernel(changes: dict[str, Any]) -> None:
     assert has_kernel(CONFIG, None)

@@ -106,7 +106,7 @@ def test_what_is_held_takes_no_more_than_what_is_stored_in_whole_tiles() -> None
 
 @pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 per channel", "int4 with minimums", "mxfp4"])
 def test_chips_read_the_same_weights_from_their_own_fp8(name: str) -> None:
-    """All codes are among the weights: minus zero, and of fp8 those that are no numbers, in rows of their own."""
+    """All codes are among the weights: minus zero, and of fp8 those that are not numbers, in rows of their own."""
     packing, num_out, num_in = FORMS[name], 256, 256
     leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, num_out, num_in, 1).items()}
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], leaves["codes"].shape)

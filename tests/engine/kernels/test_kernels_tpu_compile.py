@@ -1,6 +1,6 @@
 """Kernels for quantized weights and delta nets, compiled for real topologies by libtpu, without a TPU.
 
-Sizes are no whole tiles, and heads are the shares that devices have.
+Sizes are not whole tiles, and heads are the shares that devices have.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
         if shutil.which(program) is None:
             pytest.skip(f"NOT CHECKED, there is no {program}: apt install g++-aarch64-linux-gnu qemu-user")
     if compiler == "g++" and not IS_X86 and name != "this one":
-        pytest.skip("NOT CHECKED, the processor is no x86")
+        pytest.skip("NOT CHECKED, the processor is not x86")
     if name == "amx" and not TARGETS["x86_64"][0].features <= features():
         pytest.skip("NOT CHECKED, the processor has no AMX, or this process may not use it")
     if name == "skylake-avx512" and "avx512bw" not in FLAGS:
@@ -121,7 +121,7 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.skipif(not IS_X86, reason="NOT CHECKED, the processor is no x86")
+@pytest.mark.skipif(not IS_X86, reason="NOT CHECKED, the processor is not x86")
 def test_the_kernels_for_amx_multiply_by_tiles() -> None:
     flags = ["g++", *COMPILER_FLAGS, *AMX, f"-I{SOURCES}", f"-I{jax.ffi.include_dir()}", "-S", "-o", "-"]
     source = str(Path(__file__).parent / "native_core.cc")

@@ -27,7 +27,7 @@ def _flipped(place: float) -> Callable[[bytes], bytes]:
 
 
 def _other(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Returns a harm that puts something in the file's place that is no file."""
+    """Returns a harm that puts something in the file's place that is not a file."""
 
     def harm(path: Path) -> None:
         path.unlink()

@@ -146,7 +146,7 @@ def test_qwen_vl_is_read_as_it_was_published(
     loaded = parameters(load(tmp_path), family)
     assert loaded.keys() == as_written.keys()
     assert all(np.array_equal(loaded[name], as_written[name]) for name in loaded)
-    assert "tensors are no part of the text model and stay unread: visual." in caplog.text
+    assert "tensors are not part of the text model and stay unread: visual." in caplog.text
 
 
 @pytest.mark.parametrize("name", ["audio_tower.conv.weight", "vision_towers.weight", "language_model.model.extra"])

@@ -67,7 +67,7 @@ def compiled(fields: dict[str, object], weights: str, topology: str, tensor: int
 @needs_libtpu
 @pytest.mark.slow
 def test_quantized_experts_that_have_rows_are_read_where_they_are() -> None:
-    """The hidden size of gpt-oss is no whole number of tiles, yet nothing of the size of a matrix is copied.
+    """The hidden size of gpt-oss is not a whole number of tiles, yet nothing of the size of a matrix is copied.
 
     The plan has all layers: with few, the compiler prefetches the attention's weights of all layers into VMEM, in each
     layer. One token has rows for 4 of 32 experts, 32 tokens for nearly all.

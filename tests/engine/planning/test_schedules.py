@@ -84,7 +84,7 @@ def test_loops_run_as_often_as_the_tables_say(slots: int) -> None:
 
 
 def test_on_tpu7x_six_slots_follow_a_branch_and_an_empty_bundle_may_stand_for_several() -> None:
-    """What the next trip needs is copied behind the end of the loop's region, and another branch is no slot.
+    """What the next trip needs is copied behind the end of the loop's region, and another branch is not a slot.
 
     The kind of a transfer is in a comment.
     """

@@ -71,10 +71,10 @@ def test_a_line_that_is_not_understood_is_named(tmp_path: Path, line: Any, compl
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    with pytest.raises(ConfigError, match=r"trace.jsonl is no file"):
+    with pytest.raises(ConfigError, match=r"trace.jsonl is not a file"):
         read_trace(path)
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match=r"trace.jsonl is no file"):
+    with pytest.raises(ConfigError, match=r"trace.jsonl is not a file"):
         read_trace(path)
     path.unlink()
     path.write_text("\n \n")

@@ -169,7 +169,7 @@ def test_a_flawed_call_that_is_cut_is_a_call_so_far_or_no_text(
             assert whole.startswith(arguments.removesuffix("}")), text[:end]
         if FORMATS[name].calls.begin or FORMATS[name].calls.group_begin:  # so that there is a tag
             rest = "" if message.text.startswith(reply.text) else reply.text.removeprefix(message.text)
-            assert len(rest.strip()) <= 1, text[:end]  # one character is no tag yet
+            assert len(rest.strip()) <= 1, text[:end]  # one character is not a tag yet
 
 
 def edits(text: str) -> Iterator[str]:

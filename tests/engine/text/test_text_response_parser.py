@@ -232,7 +232,7 @@ def each_beginning(text: str, name: str, *, special: bool, ended: ReplyEnd) -> I
 @each_end
 @pytest.mark.parametrize("lead", ["", LEAD])
 def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, ended: ReplyEnd, lead: str) -> None:
-    """Nor are its tags; one character of a tag is no sign yet."""
+    """Nor are its tags; one character of a tag is not a sign yet."""
     text = write(name, Message(lead, calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     format_ = FORMATS[name]
     plain = "".join(piece for piece in format_.pieces(format_.text_end) if piece not in format_.delimiters)

@@ -92,7 +92,7 @@ def _texts(values: object) -> Iterator[str]:
 
 
 def said(name: str, special_tokens: Collection[str]) -> Message:
-    """Writes a message, and reads it as a stream gives it: special tokens that are no syntax have no text."""
+    """Writes a message, and reads it as a stream gives it: special tokens that are not syntax have no text."""
     format_ = FORMATS[name]
     arguments: list[dict[str, object]] = [{"city": "Oslo", "days": 2}] * (1 if format_.has_messages else 2)
     thought = "hm" if format_.reasoning else ""

@@ -62,7 +62,7 @@ REQUESTS: dict[str, tuple[bytes, list[int]]] = {
     "a_chunk_beyond_numbers": (request(CHUNKED, body=b"f" * 20 + b"\r\n"), [400]),
     "a_chunk_with_line_feeds": (request(CHUNKED, body=b"1\nX\n0\n\n"), [400]),
     "a_chunk_longer_than_it_says": (request(CHUNKED, body=b"1\r\nXY\r\n0\r\n\r\n"), [400]),
-    # What is no request of ours.
+    # What is not a request of ours.
     "a_zero_byte": (request(b"X: a\x00b", LENGTH), [400]),
     "a_control_character": (request(b"X\x01: a", LENGTH), [400]),
     "no_colon": (request(b"foo", LENGTH), [400]),

@@ -249,7 +249,7 @@ async def test_no_read_is_blocked_for_as_long_as_the_server_s_clock_was_set_back
             redis.delete(keys.reply("default", handle.id))
         with pytest.raises(ReplyGone):
             await gone
-    assert "reading replies" not in caplog.text  # it was no outage
+    assert "reading replies" not in caplog.text  # it was not an outage
 
 
 def _is_blocked(redis: BlockingRedis) -> bool:

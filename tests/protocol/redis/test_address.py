@@ -147,7 +147,7 @@ def test_options_of_other_libraries_are_named_with_our_word(name: str) -> None:
 
 
 def test_every_option_of_redis_py_is_known() -> None:
-    """Only options that can stand in a URL count: what is no text is an object of the program's."""
+    """Only options that can stand in a URL count: what is not text is an object of the program's."""
     makers = (AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, BlockingConnectionPool)
     names = {name for each in makers for name in inspect.signature(each.__init__).parameters}
     names |= set(inspect.signature(redis.asyncio.Redis.__init__).parameters) | set(URL_QUERY_ARGUMENT_PARSERS)

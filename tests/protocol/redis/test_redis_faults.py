@@ -144,7 +144,7 @@ def test_what_passes_and_what_is_refused_are_apart() -> None:
         (exceptions.AuthenticationError("whatever"), Meaning.WRONG_PASSWORD),
         (ServerRefused("x", is_passing=True), Meaning.LATER),
         (ServerRefused("x"), Meaning.OTHER),
-        (ValueError("NOPERM is no error of Redis"), Meaning.OTHER),
+        (ValueError("NOPERM is not an error of Redis"), Meaning.OTHER),
         (exceptions.DataError("Invalid input"), Meaning.OTHER),
     ],
     ids=repr,

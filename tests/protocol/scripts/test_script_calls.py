@@ -128,7 +128,7 @@ async def test_a_call_whose_time_is_over_is_dropped(raw: RedisClient, fields: di
     ("timeout_ms", "is_taken"), [("1000", False), ("60000", True), ("60001", False), ("0", False), ("9" * 10, False)]
 )
 async def test_a_call_waits_for_as_long_as_it_says(raw: RedisClient, timeout_ms: str, is_taken: bool) -> None:
-    """A timeout above the maximum, or that is no number, counts as none."""
+    """A timeout above the maximum, or that is not a number, counts as none."""
     seconds, _ = await raw.time()
     await add(raw, f"{1000 * seconds - 30_000}-0", timeout_ms=timeout_ms)
     assert bool(await take(raw, "a")) == is_taken

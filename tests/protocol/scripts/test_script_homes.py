@@ -84,7 +84,7 @@ BODIES: dict[str, tuple[dict[str, str], str | None]] = {
     "with a word for it before": ({"affinity": "a", "prompt": BEGINNING}, "a"),
     "with a word for it behind": ({"prompt": BEGINNING, "affinity": "a"}, "a"),
     "the word alone": ({"prompt": "x", "affinity": "a"}, "a"),
-    "with what is no word": ({"affinity": "a b", "prompt": BEGINNING}, BEGINNING),
+    "with what is not a word": ({"affinity": "a b", "prompt": BEGINNING}, BEGINNING),
 }
 
 

@@ -66,7 +66,7 @@ async def test_one_sweep_looks_at_some_wishes_and_the_next_ones_at_the_rest(raw:
 
 
 async def test_one_sweep_looks_at_so_many_bytes_of_wishes(raw: RedisClient) -> None:
-    """Wishes that are no ids are not kept."""
+    """Wishes that are not ids are not kept."""
     await wish(raw, *(f"{number:04d}" + "x" * 400 for number in range(6)))
     for left in (3, 0):
         assert (await sweep(raw, max_bytes=1000))[2]

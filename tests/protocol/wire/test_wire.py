@@ -304,7 +304,7 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"max_tokens": "5"}, "exactly one of"),
         (
             {"request": "{}", "prompt": "x"},
-            "only `id`, `affinity`, `priority`, `tenant`, `timeout_s` may stand, not prompt",
+            "only `id`, `affinity`, `priority`, `tenant`, `timeout_s` may be given, not prompt",
         ),
         ({"request": '"text"'}, "holds a string, not an object"),
         ({"request": '{"id": "b", "prompt": "x"}', "id": "a"}, "`id` a and `request.id` b differ"),

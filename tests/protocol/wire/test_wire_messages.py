@@ -23,7 +23,7 @@ LIMIT = 1 << 24
 
 
 def parse(**fields: Any) -> GenerateRequest:
-    """Parses flat fields; values that are no text become JSON."""
+    """Parses flat fields; values that are not text become JSON."""
     flat = {
         name.encode(): (value if isinstance(value, str) else json.dumps(value)).encode()
         for name, value in fields.items()

@@ -32,7 +32,7 @@ def has_same_load(first: Result, second: Result) -> bool:
 
 
 def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
-    """Returns differing versions, and options that are no obstacle: what may be compared."""
+    """Returns differing versions, and options that are not an obstacle: what may be compared."""
     in_the_way = {name for name, _, _ in obstacles(first, second)}
     names = sorted({*first.options, *second.options})
     differing = _differing("options", first.options, second.options, names)

@@ -71,7 +71,7 @@ class Schedule:
     def delay_slots(self) -> int:
         """Cycles after a branch in which bundles are executed whether or not it is taken: 4 on v5e and v6e, 6 on TPU7x.
 
-        Those of v5e and v6e are all written, and some region begins right behind them. On TPU7x one empty bundle may
+        Those of v5e and v6e are all written, and some region begins right after them. On TPU7x one empty bundle may
         stand for several cycles, so that a region begins sooner; it counts as one.
         """
         starts = self._region_starts
@@ -161,7 +161,7 @@ class Schedule:
 
     @cached_property
     def _slots_ends(self) -> dict[int, int]:
-        """The address behind each branch's delay slots, by its own: no region begins among them, none has a branch."""
+        """The address after each branch's delay slots, by its own: no region begins among them, none has a branch."""
         starts, slots = self._region_starts, self.delay_slots
         branches = sorted({address for address, _ in self._branches})
         following = [*branches[1:], len(self.bundles)]
@@ -177,7 +177,7 @@ class Schedule:
 
     @cached_property
     def _next_scalar(self) -> list[int]:
-        """For each address, that of the next bundle behind it that the scalar unit has a part in, or the end."""
+        """For each address, that of the next bundle after it that the scalar unit has a part in, or the end."""
         found, following = [0] * len(self.bundles), len(self.bundles)
         for address in reversed(range(len(self.bundles))):
             found[address] = following

@@ -1,7 +1,7 @@
 """The cycles of our kernels by their schedules, as `python -m benchmarks.tpu_schedules` read them.
 
 A line is a kernel at a geometry, for a chip and a version of libtpu: cycles at some points, which are tokens of context
-for attention and rows for matmuls. Between two points cycles are interpolated linearly, and behind the last they go on
+for attention and rows for matmuls. Between two points cycles are interpolated linearly, and after the last they go on
 as between the last two. Before the first they are those of the first. Other geometries:
 `scaling.py`.
 """
@@ -38,7 +38,7 @@ class Row:
         return json.dumps([self.libtpu, self.chip, self.kernel, self.geometry], sort_keys=True)
 
     def at(self, point: float | str) -> float:
-        """Returns the cycles at a point, by the rule above. One that is no number must be in the table."""
+        """Returns the cycles at a point, by the rule above. One that is not a number must be in the table."""
         if isinstance(point, str):
             return self.cycles[point]
         known = sorted((float(name), cycles) for name, cycles in self.cycles.items())

@@ -140,7 +140,7 @@ class _Members:
         return sequence([self._spell(parameter.before_key), key, value])
 
     def _before(self, *, is_text: bool = False) -> str:
-        """Returns what stands between a key and its value."""
+        """Returns what comes between a key and its value."""
         parameter = self._syntax.parameter
         if parameter is None:
             return ""

@@ -101,7 +101,7 @@ def _searched(pattern: object) -> str | None:
 
 
 def _has_alternatives(bare: str) -> bool:
-    """Whether there are alternatives outside of all groups."""
+    """Whether there are alternatives outside all groups."""
     depth = 0
     for sign in bare:
         depth += {"(": 1, ")": -1}.get(sign, 0)

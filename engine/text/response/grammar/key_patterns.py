@@ -1,6 +1,6 @@
 """Names of `patternProperties` that are all listed in `properties` too.
 
-llguidance then offers a comma behind which nothing can follow. Here each such name gets both schemas, and the pattern
+llguidance then offers a comma that nothing can follow. Here each such name gets both schemas, and the pattern
 goes.
 """
 

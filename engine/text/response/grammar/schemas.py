@@ -276,7 +276,7 @@ def _loosened(schema: Schema) -> Schema:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(number: str) -> float:

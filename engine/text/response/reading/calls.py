@@ -42,8 +42,8 @@ class CallReader:
     """Reads calls from a source into a collector.
 
     A call begins for the collector once its first argument, or the beginning of its JSON, has come: until then, what
-    follows its name may show that it is none. Malformed is raised at the first character that does not fit; what has
-    been collected by then stays.
+    follows its name may show that it is not a call. Malformed is raised at the first character that does not fit; what
+    has been collected by then stays.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CallReader:
     def read(self, source: TextCursor, *, is_marked: bool, tag: str = "") -> Reading[None]:
         """Reads a group of calls or, if the format has no groups, one. Unmarked calls must be of known tools.
 
-        A marked one begins with `tag`. If that stands twice, the calls must be of known tools, too.
+        A marked one begins with `tag`. If that is there twice, the calls must be of known tools, too.
         """
         self._announced = None
         if tag and Flaw.NO_OPENING in self._flaws and (yield from source.accept(f"{tag}\n\\")):
@@ -113,7 +113,7 @@ class CallReader:
         source.settle()
 
     def _otherwise_divided(self, source: TextCursor) -> Reading[bool]:
-        """Reads a call of a known tool behind a comma or a line break, if there is one."""
+        """Reads a call of a known tool after a comma or a line break, if there is one."""
         if Flaw.OTHER_SEPARATOR not in self._flaws:
             return False
         first = yield from source.next_or_end()
@@ -145,7 +145,7 @@ class CallReader:
         return begun is not None and any(name.startswith(begun) for name in self._tools)
 
     def begin_announced(self, source: TextCursor) -> None:
-        """Begins the call whose name has been read, if it has not begun: the reply was cut off behind its name."""
+        """Begins the call whose name has been read, if it has not begun: the reply was cut off after its name."""
         if self._announced is None:
             return
         name, arguments = self._announced

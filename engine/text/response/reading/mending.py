@@ -92,7 +92,7 @@ def broken_rest(source: TextCursor, tag: str) -> Reading[bool]:
 
 
 def stray_ends(source: TextCursor, tags: Collection[str]) -> Reading[bool]:
-    """Reads what is left of a call's end behind it: tags, with brackets in front; returns whether there was any."""
+    """Reads what is left of a call's end after it: tags, with brackets in front; returns whether there was any."""
     found = False
     while True:
         source.settle()

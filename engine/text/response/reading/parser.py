@@ -103,7 +103,7 @@ class ReplyParser:
     def finish(self, text: str = "", ended: ReplyEnd = ReplyEnd.ITSELF) -> Delta:
         """Returns what the last text released, and everything held back. Nothing may be pushed afterwards.
 
-        What the model did not end itself is no text: a call whose name has been read is a call, and what may only
+        What the model did not end itself is not text: a call whose name has been read is a call, and what may only
         become one is dropped.
         """
         self._ended = ended

@@ -10,7 +10,7 @@
 -- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest; 'other_arithmetic', the digest of its
 -- model and its own.
 -- Loaded after shared/clock.lua.
-local MOST_DIGITS = 15  -- a longer number is no count
+local MOST_DIGITS = 15  -- a longer number is not a count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
 local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest = unpack(ARGV, 1, 9)
 local any_model, timeout, only_over, arithmetic, any_arithmetic = unpack(ARGV, 10, 14)

@@ -2,7 +2,7 @@
 --
 -- KEYS: reply.
 -- ARGV: time to live (ms); the highest epoch; the fields and values of the end.
--- Answers 'ok'; 'already' if the reply has ended; 'unwritable' if it is no stream, or holds an id that no epoch can exceed.
+-- Answers 'ok'; 'already' if the reply has ended; 'unwritable' if it is not a stream, or holds an id that no epoch can exceed.
 -- Loaded after shared/clock.lua.
 local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
 local epoch = clock_us()

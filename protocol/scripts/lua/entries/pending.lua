@@ -1,4 +1,4 @@
--- Reads entries that are pending for a worker. The read behind the last possible id returns nothing, and makes the consumer
+-- Reads entries that are pending for a worker. The read after the last possible id returns nothing, and makes the consumer
 -- known: Redis 7.0 does not list a consumer that only waits.
 --
 -- KEYS: requests.

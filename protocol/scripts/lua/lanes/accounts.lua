@@ -5,7 +5,7 @@
 -- ('' if that is as charged).
 -- Loaded after shared/ranks.lua and shared/weights.lua.
 local requests, lane_of, band_of, bands, service, weights, charged, due = unpack(KEYS, 1, 8)
-local FLOOR = '/floor'  -- a field of `weights`, which is no tenant's name: what the last tenant to leave had been served
+local FLOOR = '/floor'  -- a field of `weights`, which is not a tenant's name: what the last tenant to leave had been served
 local CREDIT = 8192  -- tokens, over the weight: what a tenant that was served less may make up for when it comes back
 local MOST_BANDS = 16  -- bands that a search for the least served tenant looks at
 
@@ -53,7 +53,7 @@ local function serve(tenant, tokens)
   end
 end
 
--- `tokens_in` and `place_in` read what `charged` holds of an entry: what its tenant was charged so far and, behind a space, the
+-- `tokens_in` and `place_in` read what `charged` holds of an entry: what its tenant was charged so far and, after a space, the
 -- place of the entry if a script knew it.
 local function tokens_in(noted) return tonumber(string.match(noted or '', '^%S+') or 0) or 0 end
 

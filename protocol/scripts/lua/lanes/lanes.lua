@@ -13,7 +13,7 @@ local passed, named, asked, aside_of, orphaned = unpack(KEYS, 9, 13)
 local WAITING, UNOWNED = 'waiting', 'unowned'
 local ASIDE = UNOWNED .. '/'  -- a kind of workers follows; only workers of that kind continue such an entry
 local SINCE, LEAST = 1, 3600000  -- ms: when entries of WAITING were delivered, and a time before which no worker's entry was
--- Returns the consumer that an entry is pending for; nil if it is pending for none, or is no id.
+-- Returns the consumer that an entry is pending for; nil if it is pending for none, or is not an id.
 local function holder_of(entry)
   if not string.match(entry, '^%d+%-%d+$') then return nil end
   return (redis.call('XPENDING', requests, group, entry, entry, 1)[1] or {})[2]

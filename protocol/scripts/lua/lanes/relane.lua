@@ -1,8 +1,8 @@
 -- Gives waiting entries their places again, after a key of the lanes was set aside. An entry that has a place keeps it.
 --
 -- KEYS: those of lanes.lua.
--- ARGV: 1 to 5 as in sized.lua; 6: the entry to go on behind.
--- Answers the entry that the next run is to go on behind, or nil once all were looked at.
+-- ARGV: 1 to 5 as in sized.lua; 6: the entry to go on after.
+-- Answers the entry that the next run is to go on after, or nil once all were looked at.
 -- Loaded after shared/sized.lua, lanes/places.lua, lanes/seats.lua and lanes/notes.lua.
 local page = redis.call('XPENDING', requests, group, '(' .. ARGV[6], '+', count, WAITING)
 local entries, last = {}, nil

@@ -73,7 +73,7 @@ end
 
 -- Returns how often an entry was overtaken.
 local function overtakes_of(entry)
-  local noted = redis.pcall('HGET', backlog, OVERTAKES)  -- measure.lua repairs a key that is no hash
+  local noted = redis.pcall('HGET', backlog, OVERTAKES)  -- measure.lua repairs a key that is not a hash
   local of, times = string.match(type(noted) == 'string' and noted or '', '^(%S+) (%d+)$')
   return of == entry and tonumber(times) or 0
 end
