@@ -128,7 +128,7 @@ def _summarise(console: Console, reply: Reply) -> None:
 
 
 async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Returns the result of `work`; CommandFailed as soon as the worker ends."""
+    """Returns the result of `work`; raises CommandFailed as soon as the worker ends."""
     task = asyncio.create_task(work)
     ended = asyncio.create_task(worker.wait())
     try:

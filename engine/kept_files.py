@@ -77,7 +77,7 @@ def files_in(folder: Path) -> list[Path]:
 def forget_oldest(paths: Iterable[Path], max_bytes: int) -> None:
     """Removes the files that were written or used longest ago, so that the others fit `max_bytes`.
 
-    Other processes may do so at once.
+    Other processes may do so at the same time.
     """
     files = []
     for path in paths:

@@ -41,7 +41,7 @@ START_LOOK_S = 2.0
 """How long the start waits for Redis, which it does not need."""
 
 _OTHER_DESCRIPTORS = 256 + NUM_ON_TOP
-"""Descriptors that a process needs beside those of its clients' requests: connections to Redis, files, pipes, metrics,
+"""Descriptors that a process needs besides those of its clients' requests: connections to Redis, files, pipes, metrics,
 and connections that wait, leave or probe it.
 """
 

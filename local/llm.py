@@ -333,7 +333,7 @@ async def _collected(results: AsyncGenerator[BulkResult, None]) -> list[BulkResu
 
 
 def _is_one(prompts: object) -> bool:
-    """Checks whether this is one prompt. An empty list is not.
+    """Checks whether this is a single prompt. An empty list is not one.
 
     Raises:
         TypeError: it is neither one prompt nor many.

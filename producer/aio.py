@@ -265,7 +265,7 @@ class AsyncClient:
     ) -> int:
         """Counts the tokens of a prompt for the queue's model, a chat in its template, even if it is too long.
 
-        A worker answers this beside what it generates, even when it is full.
+        A worker answers this while it generates, even when it is full.
 
         Raises:
             RequestRefused: the request can't be read, or the chat template refuses it.

@@ -1,4 +1,4 @@
-"""Arguments that callers pass beside requests. Each is checked in the call it is passed to, and errors name it."""
+"""Arguments that callers pass besides requests. Each is checked in the call it is passed to, and errors name it."""
 
 from __future__ import annotations
 

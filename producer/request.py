@@ -68,7 +68,7 @@ def _made(
     Args:
         field: the request's field for the prompt.
         prompt: in one of its forms.
-        sampling: the options beside it.
+        sampling: the options given with it.
         fresh_id: the request's id, unless it is given one.
         called: the caller's names for fields of the request, where they differ from the options' names.
 

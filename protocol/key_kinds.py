@@ -65,23 +65,23 @@ class Size:
         worker: a worker of a queue.
         client: a client that reads replies and counts tokens.
         tenant: a tenant whose requests wait.
-        request: a request until its end, beside its prompt; with an id, a tenant and a deadline.
+        request: a request until its end, besides its prompt; with an id, a tenant and a deadline.
         held: a request that waits for one worker, or for those of one kind.
         running: a request that a worker runs.
         reply: a reply from its start until it expires.
         token: a token of such a reply, where chunks have one or two.
         remembered: an id that a client sent within its `dedupe_window_s`.
         cancelled: a request that was cancelled within a day.
-        letter: a dead letter, beside the request in it.
-        malformed: an entry that was not a request, beside its fields.
+        letter: a dead letter, besides the request in it.
+        malformed: an entry that was not a request, besides its fields.
         api_key: an API key that was used within a minute.
         revoked: a revoked API key.
         answering: a request that a gateway is answering.
         charged: a request that an API key with limits was charged for, within the hour.
-        document: a stored response, a file or a batch, beside its bytes.
-        file: a file or a batch, beside what it takes as a document.
-        batch: a batch, beside what it takes as a file.
-        line: the result of a line of a batch, beside its bytes.
+        document: a stored response, a file or a batch, besides its bytes.
+        file: a file or a batch, besides what it takes as a document.
+        batch: a batch, besides what it takes as a file.
+        line: the result of a line of a batch, besides its bytes.
         repeatable: a request with an Idempotency-Key, as long as its reply.
     """
 

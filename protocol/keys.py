@@ -197,7 +197,7 @@ def queues() -> str:
 
 
 def calls(queue: str) -> str:
-    """The stream that calls (`count_tokens`, ...) wait in. Workers answer them beside what they generate."""
+    """The stream that calls (`count_tokens`, ...) wait in. Workers answer them while they generate."""
     return f"penstock:{{{queue}}}:calls"
 
 

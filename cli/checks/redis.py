@@ -1,4 +1,4 @@
-"""Checks that Redis is there, and set up to lose no request."""
+"""Checks that Redis is there, and that it is set up not to lose requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows how a queue stands while a command waits for its requests."""
+"""Shows the state of a queue while a command waits for its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_INTERVAL_S = 1.0  # Redis notifies nobody that a key came or that a stream 
 async def shown_wait(
     client: AsyncClient, queue: str, reply: ReplyStream
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Shows on a terminal how the queue stands, or how far the prompt is, until the block ends or the yielded function
+    """Shows the queue's state, or how far the prompt is, on a terminal until the block ends or the yielded function
     is awaited.
 
     The client itself logs at once if no worker serves the queue.

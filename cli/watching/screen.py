@@ -87,7 +87,7 @@ def page(snapshot: Snapshot) -> Group:
 
 
 def _sections(snapshot: Snapshot, board: Board | None, width: int | None) -> list[_Section]:
-    """Without a board, as for `page`, tables have all their rows."""
+    """Without a board, as for `page`, tables show all rows."""
 
     def rows(name: str, most: int) -> RowSelection:
         if board is None:

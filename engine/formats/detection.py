@@ -48,6 +48,6 @@ def read_format(fields: Mapping[str, Any]) -> ConfiguredFormat | None:
 
 
 def quant_method(fields: Mapping[str, Any]) -> str | None:
-    """Returns the name of what `read_format` reads. Raises ConfigError as it does."""
+    """Returns the name of what `read_format` reads, and raises the same ConfigError."""
     described = quantization_of(fields)
     return None if described is None or read_format(fields) is None else str(described["quant_method"])

@@ -75,7 +75,7 @@ def _tensor(module: str, stored: Mapping[str, TensorHeader]) -> str:
 
 
 def _by_rows(convert: Callable[[np.ndarray], np.ndarray], rows: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Converts a few rows at a time, so that little is in memory beside the stored and the converted weights."""
+    """Converts a few rows at a time, so that little is in memory besides the stored and the converted weights."""
 
     def converted(weights: np.ndarray) -> np.ndarray:
         at_once = rows * max(1, AT_ONCE // (rows * max(1, weights.shape[-1])))

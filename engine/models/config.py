@@ -281,7 +281,7 @@ class BlockConfig:
         return isinstance(self.mixer, AttentionConfig) and self.mixer.has_kv
 
     def states(self, dtype: str) -> tuple[StateArray, ...]:
-        """Returns what the layer keeps of a sequence beside pages, in a model of type `dtype`."""
+        """Returns what the layer keeps of a sequence besides pages, in a model of type `dtype`."""
         return () if isinstance(self.mixer, AttentionConfig) else self.mixer.states(dtype)
 
 

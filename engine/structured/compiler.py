@@ -1,4 +1,4 @@
-"""Compiles a grammar's source into what a reply can be constrained by."""
+"""Compiles a grammar's source into a constraint for replies."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import tokenizers
 from penstock.engine.text.decoders import DecoderKind
 
 Check: TypeAlias = Callable[[int], None]
-"""Called with the least number of tokens that a prompt has; raises to refuse it."""
+"""Called with the minimum number of tokens of a prompt; raises to refuse it."""
 
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers that drop no text
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space

@@ -107,7 +107,7 @@ class TemplateNeeds:
 
     @cached_property
     def shows_call_texts(self) -> bool:
-        """Whether a text reaches the prompt that was said in one message with a call."""
+        """Whether text in the same message as a call reaches the prompt."""
         return self._shows_beside_call(content=_WORDS[1])
 
     @cached_property
@@ -178,7 +178,7 @@ class TemplateNeeds:
         return any(text is not None and all(word in text for word in words) for text in texts)
 
     def _called(self, shape: CallShape) -> str | None:
-        """Returns what the template makes of a call in this shape; None: it does not take it."""
+        """Renders a call in this shape; None if the template refuses it."""
         text = self._try(with_calls((_QUESTION, _CALL, _RESULT), shape), [_TOOL])
         return None if text is None or repr(_ARGUMENTS) in text else text
 

@@ -45,7 +45,7 @@ def ending(choice: Choice) -> Document:
 
 
 def usage(usage: Usage) -> Document:
-    """Returns the usage. Anthropic counts cached tokens beside `input_tokens`, not within."""
+    """Returns the usage. Anthropic counts cached tokens apart from `input_tokens`."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

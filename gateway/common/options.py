@@ -145,7 +145,7 @@ def _schema_format(schema: Mapping[str, Any] | str | None) -> dict[str, Any] | N
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Says what a reply's body or events show, beside the text."""
+    """Says what a reply's body or events show besides the text."""
 
     logprobs: bool = False
     reasoning: bool = True

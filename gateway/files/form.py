@@ -23,7 +23,7 @@ class PartSink(Protocol):
 
 
 class Form:
-    """The parts of a form beside its file."""
+    """The parts of a form other than its file."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}

@@ -53,7 +53,7 @@ def start_of(asked: Request, ids: Sequence[str], what: str = "") -> int:
 
 
 def page(documents: Sequence[dict[str, Any]], *, has_more: bool, nothing: str | None = None) -> dict[str, Any]:
-    """Returns a page. `nothing` stands for the ids of an empty page."""
+    """Returns a page. An empty page has `nothing` for ids."""
     return {
         "object": "list",
         "data": documents,

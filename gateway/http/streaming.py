@@ -104,7 +104,7 @@ class EventStream(Response):
             await self._reply.aclose()
 
     async def _serve_until_interrupted(self, receive: Receive, send: Send) -> ApiError | None:
-        """Returns the error that the client is still to be told."""
+        """Returns the error that the client has not been sent yet."""
         try:
             await while_wanted(receive, self._serve(send), self._interruption)
         except ApiError as error:

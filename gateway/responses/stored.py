@@ -34,7 +34,7 @@ LOGPROB_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """Everything that a response's body and events depend on, beside its reply.
+    """Everything that a response's body and events depend on, besides its reply.
 
     Attributes:
         request_id: the id of the request in the queue.

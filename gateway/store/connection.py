@@ -1,4 +1,4 @@
-"""Commands of one process to Redis, beside those of its queue client."""
+"""Commands of one process to Redis, besides those of its queue client."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Letter:
 
     @property
     def enqueued_ms(self) -> int | None:
-        """Server time in ms of the enqueue; None if the letter does not say, as it was not written by Penstock."""
+        """Server time in ms of the enqueue; None if the letter does not say, because Penstock did not write it."""
         return _number(self.entry_id.partition("-")[0])
 
     @property

@@ -130,7 +130,7 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
 
 
 def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
-    """Calls `more` with each new connection, after the hooks that were added earlier."""
+    """Calls `more` with each new connection, after the hooks added earlier."""
     kinds = _options_of(redis)
     before = kinds[0].get("redis_connect_func")
 

@@ -19,7 +19,7 @@ from penstock.protocol.errors import ConnectionLost, ServerRefused
 
 
 class JunkFound(exceptions.ResponseError):
-    """A key holds what Penstock never wrote there, and stays so until somebody sees to it."""
+    """A key holds what Penstock never wrote there, until somebody fixes it."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"JUNK {key} holds what Penstock never wrote there")

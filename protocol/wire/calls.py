@@ -1,4 +1,4 @@
-"""Calls and answers as they travel over Redis: questions about a prompt that a worker answers beside what it generates.
+"""Calls and answers as they travel over Redis: questions about a prompt that a worker answers while it generates.
 
 A call is a request entry with four more fields: `call`, `to`, `timeout_ms`, and an `id` of its own.
 """

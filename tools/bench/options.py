@@ -1,4 +1,4 @@
-"""The options of a load, as on a command line, and which of them contradict each other."""
+"""Options of a load, as on a command line, and which of them contradict each other."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ChaosOutcome:
 async def run_chaos(
     options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: ReportProgress
 ) -> ChaosOutcome:
-    """Makes the seed's plan, runs it, and checks the outcome.
+    """Makes the plan of the seed, runs it, and checks the outcome.
 
     Args:
         options: numbers of requests, workers and faults.

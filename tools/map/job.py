@@ -1,4 +1,4 @@
-"""What a job remembers beside its output: its key, and what each of its rows asks for. One run at a time has it."""
+"""What a job remembers besides its output: its key, and what each of its rows asks for. One run at a time has it."""
 
 from __future__ import annotations
 

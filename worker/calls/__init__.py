@@ -1,1 +1,1 @@
-"""Calls: questions about prompts that a worker answers beside generation, whether or not it has free capacity."""
+"""Calls: questions about prompts that a worker answers while it generates, whether or not it has free capacity."""

@@ -1,4 +1,4 @@
-"""Takes calls from their stream and answers them, beside what the engine does."""
+"""Takes calls from their stream and answers them, while the engine generates."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RequestSpans:
         return RequestTrace(self.recorder, live, root, process, claimed_ns)
 
     def _root(self, live: LiveRequest) -> Span:
-        """Begins the root of a trace that no client has begun. It ends with the request, at any worker."""
+        """Begins the root span of a trace that no client began. It ends with the request, at any worker."""
         digest = _digest("root", live.queue, live.id, live.entry_id, size=24)
         said = {**self._message_values(live, "request", None), **self._request_values(live)}
         with chosen_ids(int.from_bytes(digest[16:], "big"), int.from_bytes(digest[:16], "big")):

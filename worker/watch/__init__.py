@@ -1,1 +1,1 @@
-"""A session's work beside requests: cancels, charges to lanes, reports, and entries left behind."""
+"""A session's work besides requests: cancels, charges to lanes, reports, and entries left behind."""

@@ -11,7 +11,7 @@ NOT_A_TOKEN = -1
 """Sampled if a logit is NaN or plus infinity: the model's numbers broke down for that row."""
 
 NOTHING_LEFT = -2
-"""Sampled if every token is forbidden, by the request or by a model that gives minus infinity to all."""
+"""Sampled if every token is forbidden, by the request or by logits of minus infinity."""
 
 NEVER = -1e30
 """The logit of a forbidden token: softmax gives it exactly 0, and it stays finite when shifted."""

@@ -55,7 +55,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class LazyArray:
-    """An array that is read when it is indexed. Floats are then a copy."""
+    """An array that is read when it is indexed. Floats are copied."""
 
     values: np.ndarray
     order: np.ndarray | None  # where each row is stored

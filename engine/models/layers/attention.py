@@ -28,7 +28,7 @@ class SumParts(Protocol):
 
 
 class LayerInputs(NamedTuple):
-    """The inputs that all layers of a step get beside their tokens."""
+    """The inputs that all layers of a step get besides their tokens."""
 
     positions: jax.Array  # i32 [num_tokens]
     rotary: Mapping[RopeConfig, Rotary]  # for every rope of the model

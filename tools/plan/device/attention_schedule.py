@@ -69,7 +69,7 @@ def _parts(start: int, count: int) -> Iterator[tuple[int, float]]:
 
 
 def _layer(attention: AttentionConfig, deployment: Deployment, chip: Chip) -> _Layer | None:
-    """Returns None if nothing like it is in the table."""
+    """Returns None if the table has nothing like it."""
     shares = 1 if deployment.placement is None else deployment.placement.num_shares
     geometry = {
         "heads": attention.num_heads // shares,

@@ -125,7 +125,7 @@ def _layer_bytes(model: ModelConfig, placement: Placement | None, num_read: NumE
 
 
 def _outer_bytes(model: ModelConfig, placement: Placement | None) -> Counter[str]:
-    """Returns the bytes of what is around the layers: embedding, norm and head."""
+    """Returns the bytes outside the layers: embedding, norm and head."""
     found: Counter[str] = Counter()
     for path, num_bytes in _arrays(outer_shapes(model), (), placement):
         found[str(path[0])] += num_bytes

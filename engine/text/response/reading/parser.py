@@ -92,7 +92,7 @@ class ReplyParser:
 
     @property
     def num_mended(self) -> int:
-        """Number of calls with a flaw that was mended."""
+        """Number of calls whose flaw was fixed."""
         return self._collector.num_mended
 
     def push(self, text: str) -> Delta:

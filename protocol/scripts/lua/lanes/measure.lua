@@ -1,4 +1,4 @@
--- Writes to `load` how the queue stands, once a second; the worker that comes first does it for all. It walks no lane, and reads
+-- Writes the state of the queue to `load`, once a second; the worker that comes first does it for all. It walks no lane, and reads
 -- no more than one body unless it has to count anew. It also forgets what is of no use any more.
 --
 -- KEYS: as in fleet.lua.

@@ -11,7 +11,7 @@
 -- how long (ms) an entry that lost its worker may be left to workers that round alike.
 -- Answers the entries, whether there are more new ones, and in how many ms any worker may take one that was left to some (or
 -- nil).
--- Writes, beside what its parts do, `room` and how often the oldest entry was overtaken.
+-- Writes, besides what its parts do, `room` and how often the oldest entry was overtaken.
 -- Loaded after shared/junk.lua, lanes/arrivals.lua, lanes/given.lua and lanes/orphans.lua.
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
 local AGED = 5000  -- ms: an entry that has waited so long may be overtaken only so often
