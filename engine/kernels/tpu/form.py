@@ -13,6 +13,7 @@ from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, Packing
 
 LANES, SUBLANES = 128, 8  # in a tile of memory
 CODE_ROWS, BF16_ROWS = 32, 16  # rows of bytes, and of bfloat16, in a tile of memory
+CODE_0 = 128  # what a bfloat16 is whose lowest bits are an int4 of 0, where those bits count ones
 # Inputs that share a scale: whole tiles of f32, and whole chunks of `Tile`.
 GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SCALES = (*FLOATS, "e8m0")
@@ -28,7 +29,7 @@ class KernelForm:
     All arrays are transposed: codes become `[..., in * bits / 8, out]`, and scales, zeros and minimums
     `[..., groups, out]`, so that a group's scales lie like its codes; those of blocks of rows become
     `[..., groups, blocks]`. One for all rows, or for the whole input, is repeated for everything that shares it. A
-    float16, which the compiler cannot load, is held as the int16 of its bits.
+    float16, which the compiler cannot load, is held as the int16 of its bits. Codes may be in bf16 order.
 
     Each device's share is padded to whole tiles. Without padding, the compiler may choose another layout with less of
     it, and would then transpose the array for a kernel in each step.
@@ -72,8 +73,23 @@ class KernelForm:
         return self.has_bf16 and is_exact and packing.group >= BF16_ROWS
 
     @property
+    def is_in_bf16_order(self) -> bool:
+        """Whether the eight codes of a word are, in its halves, four pairs of inputs that follow each other."""
+        return self.packing.code == "int4" and self.is_scaled_in_bf16
+
+    @property
+    def code_0(self) -> int:
+        """What a code of 0 is read as, where each group has its own zero point.
+
+        The kernel adds it to zero points too, whose sums bfloat16 must have exactly: those of int4 are at most 16.
+        """
+        return CODE_0 if self.is_in_bf16_order and self.packing.offset == "zeros" else 0
+
+    @property
     def unit(self) -> float:
         """What a code of 1 is read as: a power of two."""
+        if self.is_in_bf16_order:
+            return 1.0
         smallest_normal = 2.0 ** (-6 if self.fp8 == FP8_OF_CHIPS["TPU7x"] else -10)
         return {"int8": 1.0, "int4": smallest_normal / 8, "fp4": smallest_normal, "fp8": smallest_normal * 2**6}[
             self.packing.code
@@ -101,7 +117,8 @@ class KernelForm:
         of_out, of_in = shares
         across = leaf.swapaxes(-1, -2)
         if name == "codes":
-            return _padded(_padded(self._recoded(across), -2, of_in, CODE_ROWS), -1, of_out, LANES)
+            padded = _padded(_padded(self._recoded(across), -2, of_in, CODE_ROWS), -1, of_out, LANES)
+            return _in_bf16_order(padded) if self.is_in_bf16_order else padded
         if self.packing.rows == 0:
             across = jnp.broadcast_to(across, (*across.shape[:-1], num_out))
         if self.packing.group == 0:
@@ -145,3 +162,16 @@ def _padded(array: jax.Array, axis: int, shares: int, size: int) -> jax.Array:
     padding = [(0, 0)] * (array.ndim + 1)
     padding[place + 1] = (0, -(num // shares) % size)
     return jnp.pad(array.reshape(*before, shares, num // shares, *behind), padding).reshape(*before, -1, *behind)
+
+
+def _in_bf16_order(codes: jax.Array) -> jax.Array:
+    """Returns uint8 `[..., rows, out]` with the same codes in another order within each tile of memory.
+
+    A tile has 64 inputs, and in its sublane `s` a word of eight codes. Of inputs `16 n + 2 s` and the next one, the
+    word has the codes `n` of its lower and its upper half: a shift by `4 n` brings both to a bfloat16's lowest bits.
+    """
+    *leading, rows, out = codes.shape
+    by_input = jnp.stack([codes & 0x0F, codes >> 4], axis=-2).reshape(*leading, -1, 4, SUBLANES, 2, out)
+    by_word = jnp.moveaxis(by_input, -4, -2)  # tiles, sublanes, halves, codes of a half
+    pairs = by_word.reshape(*leading, rows, 2, out)
+    return pairs[..., 0, :] | pairs[..., 1, :] << 4
