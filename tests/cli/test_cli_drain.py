@@ -97,7 +97,11 @@ async def test_a_worker_that_dies_while_draining_is_reported(
     with WorkerProcess(redis_url, tmp_path / "log", name="frozen") as process:
         await eventually(lambda: raw.exists(keys.heartbeat("q", "frozen")))
         process.send(signal.SIGSTOP)
-        assert await penstock(redis_url, "drain", "frozen") == 1
+        assert await raw.persist(keys.heartbeat("q", "frozen"))  # it lives until it was told, however late that is
+        draining = asyncio.create_task(penstock(redis_url, "drain", "frozen"))
+        await eventually(lambda: raw.exists(keys.drain("q", "frozen")))
+        await raw.delete(keys.heartbeat("q", "frozen"))
+        assert await draining == 1
         captured = capsys.readouterr()
         assert "frozen: lost after" in captured.out
         assert "died or froze while draining" in captured.err

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis as BlockingRedis
 
 from penstock.cli import run
 from penstock.cli.shared.serve import _with_free_port
@@ -76,9 +77,12 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
     async with AsyncClient(redis_url) as client:
         handle = await client.submit("Once upon a time", max_tokens=900, ignore_eos=True)
         await anext(handle.stream())
-        process.send_signal(signal.SIGINT)
-        await read_until(process, "draining")
-        outcome = await finish_by(process, signal.SIGINT)
+        with BlockingRedis.from_url(redis_url, protocol=2) as server:
+            server.client_pause(int(WAIT_S * 1000), all=False)  # a drain ends with writes: this one with the pause
+            process.send_signal(signal.SIGINT)
+            await read_until(process, "draining")
+            outcome = await finish_by(process, signal.SIGINT)
+            server.client_unpause()
     assert outcome.status == 130
     last = json.loads(outcome.err.splitlines()[-1])
     assert (last["event"], last["level"], last["exit_status"]) == ("worker_failed", "critical", 130)
