@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.execution.sampling.adjusting import LARGEST
+from penstock.engine.execution.sampling.draw_filters import aligned, registers_of
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
 from penstock.engine.execution.sampling.sampling_rows import NEVER
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, LANES, STOPS, SamplingState
@@ -27,8 +28,9 @@ from penstock.engine.kernels.pallas import Ref
 
 _ROWS = 8  # of a block
 _WORD = 32  # tokens in a word of a mask
+_WORDS = LANES // _WORD  # whose bits are those of a register's tokens
 _STRIP = _WORD * LANES  # tokens whose mask is one register
-_MOST_STRIPS = 4  # of a block
+_FEW_STRIPS, _MANY_STRIPS = 4, 8  # of a block
 _OPERATIONS = 40  # for each logit
 _REPETITION, _PRESENCE, _FREQUENCY, _ADJUSTED, _BIASED, _BLOCKED, _NUM_PARAMETERS = range(7)  # lanes of a row
 
@@ -53,12 +55,12 @@ def adjust_by_kernel(
     masks: jax.Array | None,  # i32 [num_rows, mask_words]
     *,
     raw_maxima: bool = False,  # whether `maxima` are of the logits before
-    at_once: int = 8,  # registers of logits; a power of two
+    at_once: int = 16,  # registers of logits; a power of two
     interpret: Any = False,  # as of pallas_call
 ) -> Adjusted:
     """Adjusts logits as `adjusting.adjust` and then `adjusting.masked` do."""
     num_rows, vocab_size = logits.shape
-    tile = _STRIP * min(_MOST_STRIPS, pl.cdiv(vocab_size, _STRIP))
+    tile = _STRIP * _strips_of_a_block(pl.cdiv(vocab_size, _STRIP))
     num_tiles = pl.cdiv(vocab_size, tile)
     block = min(_ROWS, num_rows)
     padded = pl.cdiv(num_rows, block) * block - num_rows
@@ -100,6 +102,11 @@ def adjust_by_kernel(
         name="adjust_logits",
     )(*of_rows, drafts.ids, _at_least(logits, tile), _parameters(rows, output_index), *words, *held)
     return Adjusted(found[:, :vocab_size], broken[:, 0] == 0, maxima)
+
+
+def _strips_of_a_block(num_strips: int) -> int:
+    """Returns how many strips: a block takes long to start, and the maxima of `_FEW_STRIPS` are a whole register."""
+    return min(num_strips, _FEW_STRIPS) if num_strips < _MANY_STRIPS else _MANY_STRIPS
 
 
 def _cost(logits: jax.Array, held: Sequence[jax.Array], words: Sequence[jax.Array]) -> pl.CostEstimate:
@@ -223,9 +230,25 @@ class _Slots:
         return lax.div(number, pl.num_programs(1)) * self.words.shape[1] + row
 
 
+class _Asked(NamedTuple):
+    """What rows ask for, each over all lanes `[rows, LANES]`: spreading a column takes far longer than reading it."""
+
+    repetition: jax.Array
+    presence: jax.Array
+    frequency: jax.Array
+    is_adjusted: jax.Array
+    is_biased: jax.Array
+    is_blocked: jax.Array
+
+    @classmethod
+    def of(cls, parameters: jax.Array) -> _Asked:
+        columns = [jnp.broadcast_to(parameters[:, i : i + 1], parameters.shape) for i in range(_NUM_PARAMETERS)]
+        return cls(*columns[:_ADJUSTED], *(column != 0 for column in columns[_ADJUSTED:]))
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some rows of a tile of the vocabulary. A column is an array `[rows, 1]`."""
+    """Some rows of a tile of the vocabulary."""
 
     logits: Ref  # [rows, tile]
     parameters: Ref  # [rows, LANES]
@@ -236,62 +259,67 @@ class _Block:
     at_once: int
 
     def adjust(self, adjusted: Ref, maxima: Ref, broken: Ref) -> None:
-        rows, tile = self.logits.shape
-        lane = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-        place = lax.broadcasted_iota(jnp.int32, maxima.shape, 1)
-        first = pl.program_id(1) * tile
+        asked = _Asked.of(self.parameters[...])
+        num_maxima = min(LANES, maxima.shape[1])  # in one register
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
             broken[...] = jnp.zeros_like(broken)
 
-        def several(i: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            found, unsound = carry
-            for number in (i * self.at_once + j for j in range(self.at_once)):
-                start = pl.multiple_of(number * LANES, LANES)
-                lanes, is_real = pl.ds(start, LANES), first + start + lane < self.vocab_size
-                x = self.logits[:, lanes]
-                unsound = jnp.where(is_real & ~(x < jnp.inf), 1.0, unsound)
-                y = self._masked(self._adjusted(x, lanes), number)
-                adjusted[:, lanes] = y
-                top = jnp.max(jnp.where(is_real, x if self.raw_maxima else y, -jnp.inf), axis=1, keepdims=True)
-                found = jnp.where(place == number, top, found)
-            return found, unsound
-
-        start = jnp.full(maxima.shape, -jnp.inf, jnp.float32), broken[...]
-        maxima[...], broken[...] = lax.fori_loop(0, tile // LANES // self.at_once, several, start)
+        unsound, before = broken[...], pl.program_id(1) * self.logits.shape[1]
+        for part in range(0, maxima.shape[1], num_maxima):
+            several = partial(self._several, adjusted, asked, before, part)
+            start = jnp.full((maxima.shape[0], num_maxima), -jnp.inf, jnp.float32), unsound
+            found, unsound = lax.fori_loop(0, num_maxima // self.at_once, several, start)
+            maxima[:, part : part + num_maxima] = found
+        broken[...] = unsound
 
         @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
         def _() -> None:
             broken[...] = jnp.broadcast_to(jnp.max(broken[...], axis=1, keepdims=True), broken.shape)
 
-    def _adjusted(self, x: jax.Array, lanes: Any) -> jax.Array:
-        words, bias = (ref[:, lanes] for ref in self.held)
-        is_adjusted, is_biased = self._of(_ADJUSTED) != 0, self._of(_BIASED) != 0
-        counts = lax.shift_right_logical(words, GENERATED.bit_length() - 1)
-        is_generated = counts > 0
-        is_seen = is_generated | (words & IN_PROMPT > 0)
-        is_blocked = (words & STOPS > 0) & (self._of(_BLOCKED) != 0)
-        penalty = self._of(_REPETITION)
-        y = jnp.where(is_seen, jnp.where(x > 0, x / penalty, x * penalty), x)
-        y = y - jnp.where(is_generated, self._of(_PRESENCE), 0.0) - self._of(_FREQUENCY) * counts.astype(jnp.float32)
-        y = jnp.where(is_adjusted, _bounded(y, x, is_blocked), x)
-        is_forbidden = (bias < NEVER / 2) | ((y == NEVER) & is_adjusted)
-        return jnp.where(is_biased, _bounded(y + bias, y, is_forbidden), y)
+    def _several(
+        self, adjusted: Ref, asked: _Asked, before: Any, part: int, i: Any, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Adjusts the `i`th `at_once` registers from number `part` on; `before` are the tokens of the tiles before."""
+        found, unsound = carry
+        first = part + i * self.at_once
+        lanes = pl.ds(aligned(first * LANES), self.at_once * LANES)
+        loaded = (registers_of(ref[:, lanes]) for ref in (self.logits, *self.held))
+        place, lane = (lax.broadcasted_iota(jnp.int32, each.shape, 1) for each in carry)
+        taken = []
+        for number, (x, words, bias, mask) in enumerate(zip(*loaded, self._masks(first), strict=True)):
+            is_real = lane < self.vocab_size - before - (first + number) * LANES
+            unsound = jnp.where(is_real & ~(x < jnp.inf), 1.0, unsound)
+            y = _adjusted(x, words, bias, asked)
+            taken.append(y if mask is None else jnp.where(mask, y, NEVER))
+            top = jnp.max(jnp.where(is_real, x if self.raw_maxima else taken[-1], -jnp.inf), axis=1, keepdims=True)
+            found = jnp.where(place == i * self.at_once + number, top, found)
+        adjusted[:, lanes] = jnp.concatenate(taken, axis=1)
+        return found, unsound
 
-    def _masked(self, y: jax.Array, number: Any) -> jax.Array:
-        """Forbids what the mask of a register does: its lanes' bits are in four words."""
+    def _masks(self, first: Any) -> list[jax.Array | None]:
+        """Returns what is allowed of the registers from number `first` on: four words have the bits of one's lanes."""
         if self.masks is None:
-            return y
-        words = self.masks[:, pl.ds(pl.multiple_of(lax.div(number, _WORD) * LANES, LANES), LANES)]
+            return [None] * self.at_once
+        words = self.masks[:, pl.ds(aligned(lax.shift_right_logical(first, _WORD.bit_length() - 1) * LANES), LANES)]
         lane = lax.broadcasted_iota(jnp.int32, words.shape, 1)
-        word = lax.rem(number, _WORD) * (LANES // _WORD) + lax.div(lane, _WORD)
-        spread = jnp.take_along_axis(words, word, axis=1)
-        return jnp.where(lax.shift_right_logical(spread, lane & _WORD - 1) & 1 != 0, y, NEVER)
+        word = (first & _WORD - 1) * _WORDS + lax.shift_right_logical(lane, _WORD.bit_length() - 1)
+        spread = (jnp.take_along_axis(words, word + number * _WORDS, axis=1) for number in range(self.at_once))
+        bit = lax.shift_left(jnp.int32(1), lane & _WORD - 1)
+        return [each & bit != 0 for each in spread]
 
-    def _of(self, lane: int) -> jax.Array:
-        column: jax.Array = self.parameters[:, lane : lane + 1]
-        return column
+
+def _adjusted(x: jax.Array, words: jax.Array, bias: jax.Array, asked: _Asked) -> jax.Array:
+    counts = lax.shift_right_logical(words, GENERATED.bit_length() - 1)
+    is_generated = counts > 0
+    is_seen = is_generated | (words & IN_PROMPT > 0)
+    is_blocked = (words & STOPS > 0) & asked.is_blocked
+    y = jnp.where(is_seen, jnp.where(x > 0, x / asked.repetition, x * asked.repetition), x)
+    y = y - jnp.where(is_generated, asked.presence, 0.0) - asked.frequency * counts.astype(jnp.float32)
+    y = jnp.where(asked.is_adjusted, _bounded(y, x, is_blocked), x)
+    is_forbidden = (bias < NEVER / 2) | ((y == NEVER) & asked.is_adjusted)
+    return jnp.where(asked.is_biased, _bounded(y + bias, y, is_forbidden), y)
 
 
 def _bounded(adjusted: jax.Array, logits: jax.Array, is_forbidden: jax.Array) -> jax.Array:

@@ -24,7 +24,6 @@ from penstock.engine.execution.sampling.sampling_state import SamplingState, cou
 from penstock.engine.execution.sampling.vocab_shares import apply_by_rows, sample_shares
 from penstock.engine.sharding.placement import Placement
 
-_TPU_BLOCK = 16
 _TPU_TILE = 8  # rows: a device takes as long for fewer
 _CPU_BLOCK = 4
 
@@ -143,7 +142,7 @@ def rows_at_once(num_rows: int, placement: Placement | None, form: Form) -> int:
     if form is Form.GPU:  # a CUDA graph can contain branches, but no loops
         return num_rows
     num_shares = 1 if placement is None else placement.num_shares
-    size = max(_TPU_BLOCK, _TPU_TILE * num_shares) if form is Form.TPU else max(_CPU_BLOCK, num_shares)
+    size = _TPU_TILE * num_shares if form is Form.TPU else max(_CPU_BLOCK, num_shares)
     return size if num_rows % size == 0 else num_rows
 
 

@@ -32,7 +32,7 @@ def asked_of(rng: np.random.Generator, count: int) -> ExtendedRows:
         slot=jnp.asarray(slot, jnp.int32),
         is_adjusted=jnp.asarray(is_adjusted),
         is_biased=jnp.asarray(rng.random(count) < 0.5),
-        repetition_penalty=jnp.asarray(rng.choice([1.0, 1.3, 0.7], count), jnp.float32),
+        repetition_penalty=jnp.asarray(rng.choice([1.0, 2.0, 0.5], count), jnp.float32),  # whose products are exact
         presence_penalty=jnp.asarray(rng.choice([0.0, 0.5], count), jnp.float32),
         frequency_penalty=jnp.asarray(rng.choice([0.0, 0.25], count), jnp.float32),
         min_tokens=jnp.asarray(rng.integers(0, 3, count), jnp.int32),
