@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock.engine.attention.fused.layout import HeadLayout
+from penstock.engine.attention.fused.layout import HeadLayout, tile_rows
 from penstock.engine.attention.fused.pages import PageBuffers
 from penstock.engine.attention.fused.softmax import (
     NEVER,
@@ -135,9 +135,20 @@ class PrefillSoftmax:
     def _weigh(self, slot: Int, pieces: Any, head: Int, place: int, part: PartScores) -> None:
         keys, correction = self.kv.keys_of(slot, head, pieces), part.correction[place]
         weights = jnp.exp2(part.scores[place] - part.top[place])
-        self.total[head] = self.total[head] * correction + jnp.sum(weights, axis=0, keepdims=True)
-        factors, v = keys.factors(1), keys.halves(self.layout, self.q.dtype)[1]
-        if factors is not None:
-            weights = weights * as_column(factors)
-        update = matmul(v, weights.astype(v.dtype), contract_rows=True)
-        self.values[head] = self.values[head] * correction + update
+        total, values = _sums(weights, keys.halves(self.layout, self.q.dtype)[1], keys.factors(1))
+        self.total[head] = self.total[head] * correction + total
+        self.values[head] = self.values[head] * correction + values
+
+
+def _sums(weights: jax.Array, v: jax.Array, factors: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Returns the total of `weights` [keys, rows], [1, rows], and the sum of `v` [keys, lanes] by them, [lanes, rows].
+
+    Ones behind the transposed values sum the weights as they are multiplied. A sum of its own would keep them in
+    registers for longer, which spills. Weights of codes with `factors` are not what is multiplied.
+    """
+    if factors is not None:
+        total = jnp.sum(weights, axis=0, keepdims=True)
+        return total, matmul(v, (weights * as_column(factors)).astype(v.dtype), contract_rows=True)
+    lanes, ones = v.shape[1], jnp.ones((tile_rows(v.dtype.name), v.shape[0]), v.dtype)
+    sums = matmul(jnp.concatenate([jnp.transpose(v), ones]), weights.astype(v.dtype))
+    return sums[lanes : lanes + 1], sums[:lanes]
