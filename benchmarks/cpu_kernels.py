@@ -43,7 +43,7 @@ QUANTIZED = {
     "W8A8": Packing("int8", 0, has_int8_activations=True),
 }
 QUANTIZED_SHAPES = ((1024, 3072), (3072, 1024), (1024, 4096), (1024, 151936))  # of `qwen06`; the last is its head
-STREAMED_BYTES = 2**27  # of weights that are read one after the other: more than caches hold
+STREAMED_BYTES = 2**28  # of weights that are read one after the other: more than caches hold
 NUM_SEQS, LENGTH = 64, 256
 CONTEXTS = ((64, 256), (1, 4096), (1, 16384), (4, 4096))  # decoding sequences, and tokens of each
 PAGES = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))  # types of the model and of its pages
@@ -120,7 +120,7 @@ def quantized_matmuls() -> list[dict[str, Any]]:
             if num_tokens * features_out > 64 * 151936:
                 continue
             x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), "bfloat16")
-            forms = streams(features_in, features_out, num_tokens)
+            forms = streams(features_in, features_out)
             seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
             row: dict[str, Any] = {"weights": f"{features_in} x {features_out}", "tokens": num_tokens}
             for name, (_, num_layers, num_bytes) in forms.items():
@@ -134,7 +134,7 @@ def quantized_matmuls() -> list[dict[str, Any]]:
     return rows
 
 
-def streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
+def streams(features_in: int, features_out: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
     """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
     width = panel_width(load_library(_BUILD_DIR))
     found: dict[str, tuple[Callable[..., Any], int, int]] = {}
@@ -144,7 +144,7 @@ def streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, t
         layer = joined(width, plain)
         graph, state = nnx.split(layer)
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        count = max(1, STREAMED_BYTES // num_bytes // num_tokens)
+        count = max(1, STREAMED_BYTES // num_bytes)
         copies = [state, *(jax.tree.map(jnp.copy, state) for _ in range(count - 1))]
         found[name] = partial(jax.jit(partial(_through, graph)), copies), count, num_bytes
     return found

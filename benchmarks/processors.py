@@ -69,7 +69,7 @@ def matmuls(peaks: dict[str, float]) -> list[dict[str, Any]]:
         x = jax.random.normal(jax.random.key(1), (num_rows, SHAPE[0]), "bfloat16")
         forms = {
             name: form
-            for name, form in streams(*SHAPE, num_tokens=1).items()
+            for name, form in streams(*SHAPE).items()
             if not peaks.keys().isdisjoint(FORMS.get(name, ()))
         }
         seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})

@@ -24,6 +24,20 @@ struct Ahead {
   }
 };
 
+// What a step through the depth prefetches: nothing, as its weights are in a cache; or the weights that come soon, of this
+// panel; or other weights, by Ahead.
+enum class Fetch { kNothing, kStream, kAhead };
+
+constexpr int64_t kStreamBytes = 6144;
+
+// Prefetches the weights that lie kStreamBytes after those of this step to the first-level cache. Processors prefetch too,
+// but with 4 to 16 rows more multiplying leaves them behind: on Zen 5 bf16 takes 0.72 to 0.88 of its time. After the end of
+// a panel these are weights of the next one.
+inline void FetchStream(const void* weights) {
+  const char* from = static_cast<const char*>(weights) + kStreamBytes;
+  for (int64_t i = 0; i < 2 * Ahead::kLines; ++i) __builtin_prefetch(from + i * Ahead::kLine);
+}
+
 }  // namespace penstock
 
 #endif  // PENSTOCK_AHEAD_H_

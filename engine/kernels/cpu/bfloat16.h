@@ -16,7 +16,7 @@ namespace penstock {
 constexpr const char* kInstructions = PENSTOCK_TILES == 1 ? "TDPBF16PS" : "TDPBF16PS, emulated";
 
 // Sums some columns at once: two chains for each of their sums fill the registers.
-template <int R, bool kFetches = false>
+template <int R, Fetch kFetch = Fetch::kNothing>
 inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights, int64_t depth,
                      Vector (*sums)[kVectors], Ahead* ahead = nullptr) {
   constexpr int V = R == 1 ? kVectors : R <= 4 ? std::min(kVectors, 2) : 1;
@@ -26,7 +26,7 @@ inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights,
       Chains chains[R][V];
       const BFloat16* from = weights + 2 * first * kLanes;
       for (int64_t k = 0; k < count; k += 2, from += 2 * kPanel) {
-        if constexpr (kFetches)
+        if constexpr (kFetch == Fetch::kAhead)
           if (first == 0) ahead->Fetch();
         Words w[V];
         for (int v = 0; v < V; ++v) std::memcpy(&w[v], from + 2 * v * kLanes, sizeof w[v]);
@@ -46,7 +46,7 @@ constexpr const char* kInstructions = "BFMMLA";
 
 // A BFMMLA sums two pairs of features one after the other, for two rows and two columns. A BFDOT sums one pair, for one
 // row and four columns, and rounds the same.
-template <int R, bool kFetches = false>
+template <int R, Fetch kFetch = Fetch::kNothing>
 inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights, int64_t depth,
                      Vector (*sums)[kVectors], Ahead* ahead = nullptr) {
   constexpr int kTwos = R / 2;
@@ -71,7 +71,7 @@ inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights,
     }
   const int64_t whole = depth / 4 * 4;
   for (int64_t k = 0; k < whole; k += 4) {
-    if constexpr (kFetches) ahead->Fetch(), ahead->Fetch();
+    if constexpr (kFetch == Fetch::kAhead) ahead->Fetch(), ahead->Fetch();
     bfloat16x8_t rows[kTwos + 1];
     for (int two = 0; two < kTwos; ++two) {
       const uint16x4_t upper = vld1_u16(features(2 * two, k)), lower = vld1_u16(features(2 * two + 1, k));
@@ -104,13 +104,14 @@ constexpr const char* kInstructions = "VDPBF16PS";
 constexpr const char* kInstructions = "unpacked to f32";
 #endif
 
-template <int R, bool kFetches = false>
+template <int R, Fetch kFetch = Fetch::kNothing>
 inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights, int64_t depth,
                      Vector (*sums)[kVectors], Ahead* ahead = nullptr) {
   Vector held[R][kVectors];
   std::memcpy(held, sums, sizeof held);
   for (int64_t k = 0; k < depth; k += 2, weights += 2 * kPanel) {
-    if constexpr (kFetches) ahead->Fetch();
+    if constexpr (kFetch == Fetch::kAhead) ahead->Fetch();
+    if constexpr (kFetch == Fetch::kStream) FetchStream(weights);
     Words w[kVectors];
     for (int v = 0; v < kVectors; ++v) std::memcpy(&w[v], weights + 2 * v * kLanes, sizeof w[v]);
     for (int r = 0; r < R; ++r) {

@@ -24,13 +24,14 @@ constexpr int64_t kRowsPerTask = 96;   // their sums, 24 KiB, stay in the cache 
 constexpr int64_t kPieceBytes = 131072;  // for a piece of a panel: half of the second-level cache or less
 
 // sums[R][kPanel] += x[R][depth] * weights[depth][kPanel]
-template <int R, bool kFetches = false>
+template <int R, Fetch kFetch = Fetch::kNothing>
 inline void Multiply(const float* x, int64_t stride, const float* weights, int64_t depth, Vector (*sums)[kVectors],
                      Ahead* ahead = nullptr) {
   Vector held[R][kVectors];
   std::memcpy(held, sums, sizeof held);
   for (int64_t k = 0; k < depth; ++k, weights += kPanel) {
-    if constexpr (kFetches) ahead->Fetch();
+    if constexpr (kFetch == Fetch::kAhead) ahead->Fetch();
+    if constexpr (kFetch == Fetch::kStream) FetchStream(weights);
     Vector w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = LoadVector(weights + v * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -45,7 +46,7 @@ constexpr int64_t kWidened = 128;  // features of a row: kRows of them take 3 Ki
 
 // Multiplies f16 rows, which are widened some features at a time and then treated like f32; weights may have either
 // type.
-template <int R, bool kFetches = false, typename W>
+template <int R, Fetch kFetch = Fetch::kNothing, typename W>
 inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t depth, Vector (*sums)[kVectors],
                      Ahead* ahead = nullptr) {
   constexpr int64_t kSteps = 4 / sizeof(W);  // steps that read as many bytes as one in f32
@@ -56,8 +57,10 @@ inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t
     const int64_t count = std::min(kWidened, depth - done);
     for (int r = 0; r < R; ++r) StoreRow(count, x + r * stride + done, wide[r]);
     for (int64_t k = 0; k < count; ++k, weights += kPanel) {
-      if constexpr (kFetches)
-        if (k % kSteps == 0) ahead->Fetch();
+      if (k % kSteps == 0) {
+        if constexpr (kFetch == Fetch::kAhead) ahead->Fetch();
+        if constexpr (kFetch == Fetch::kStream) FetchStream(weights);
+      }
       Vector w[kVectors];
       for (int v = 0; v < kVectors; ++v) w[v] = LoadVector(weights + v * kLanes);
       for (int r = 0; r < R; ++r)
@@ -70,15 +73,16 @@ inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t
 template <typename T>
 void MultiplyRows(int64_t rows, const T* x, int64_t stride, const T* weights, int64_t depth, Vector (*sums)[kVectors],
                   Ahead* ahead) {
+  constexpr Fetch kStream = Fetch::kStream;
   switch (rows) {
-    case 1: return Multiply<1>(x, stride, weights, depth, sums);
-    case 2: return Multiply<2>(x, stride, weights, depth, sums);
-    case 3: return Multiply<3>(x, stride, weights, depth, sums);
-    case 4: return Multiply<4>(x, stride, weights, depth, sums);
-    case 5: return Multiply<5>(x, stride, weights, depth, sums);
+    case 1: return Multiply<1, kStream>(x, stride, weights, depth, sums);
+    case 2: return Multiply<2, kStream>(x, stride, weights, depth, sums);
+    case 3: return Multiply<3, kStream>(x, stride, weights, depth, sums);
+    case 4: return Multiply<4, kStream>(x, stride, weights, depth, sums);
+    case 5: return Multiply<5, kStream>(x, stride, weights, depth, sums);
   }
-  if (ahead != nullptr && ahead->bytes > 0) Multiply<kRows, true>(x, stride, weights, depth, sums, ahead);
-  else Multiply<kRows>(x, stride, weights, depth, sums);
+  if (ahead != nullptr && ahead->bytes > 0) Multiply<kRows, Fetch::kAhead>(x, stride, weights, depth, sums, ahead);
+  else Multiply<kRows, kStream>(x, stride, weights, depth, sums);
 }
 
 // sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows. `next`, if there is one, is the panel

@@ -54,7 +54,7 @@ template <int R, bool kFetches, typename T, typename W>
 __attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const W* piece, int64_t depth,
                                           const Vector* scales, Ahead* ahead, Vector (*totals)[kVectors]) {
   Vector sums[R][kVectors] = {};
-  Multiply<R, kFetches>(x, stride, piece, depth, sums, ahead);
+  Multiply<R, kFetches ? Fetch::kAhead : Fetch::kNothing>(x, stride, piece, depth, sums, ahead);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
@@ -107,6 +107,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
   Ints sums[R][kVectors] = {}, larger[kVectors] = {};
   for (int64_t k = 0; k < depth; k += 4, lanes += kPanel) {
     if constexpr (kFetches) ahead->Fetch();
+    else FetchStream(lanes);
     Words w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = LoadWords(lanes + v * kLanes);
     if (adds)
@@ -133,6 +134,7 @@ __attribute__((noinline)) void SmallDotTile(const uint8_t* x, int64_t stride, co
   Ints sums[R][kVectors] = {};
   for (int64_t k = 0; k < depth; k += kInLane<4>, lanes += kPanel) {
     if constexpr (kFetches) ahead->Fetch();
+    else FetchStream(lanes);
     for (int number = 0; number < kByteLanes<4>; ++number) {
       Words w[kVectors];
       for (int v = 0; v < kVectors; ++v) w[v] = BytesOf<4>(LoadWords(lanes + v * kLanes), number);
