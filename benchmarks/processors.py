@@ -68,9 +68,7 @@ def matmuls(peaks: dict[str, float]) -> list[dict[str, Any]]:
     for num_rows in ROWS:
         x = jax.random.normal(jax.random.key(1), (num_rows, SHAPE[0]), "bfloat16")
         forms = {
-            name: form
-            for name, form in streams(*SHAPE).items()
-            if not peaks.keys().isdisjoint(FORMS.get(name, ()))
+            name: form for name, form in streams(*SHAPE).items() if not peaks.keys().isdisjoint(FORMS.get(name, ()))
         }
         seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
         for name, (_, num_layers, num_bytes) in forms.items():
