@@ -62,7 +62,7 @@ def functions(library: Path) -> dict[str, str]:
         ("avx512_bf16", r"penstock::attention::Multiply\w*<penstock::attention::BFloat16Pairs\b", "vdpbf16ps"),
         ("avx512_bf16", r"penstock::ScaledTile<6, true, penstock::BFloat16, penstock::BFloat16>", "vdpbf16ps"),
         ("avx512_bf16", r"penstock::FewTile<1, penstock::BFloat16, 4>", "vdpbf16ps"),
-        ("avx512_bf16", r"penstock::Multiply<6, true>\(penstock::BFloat16", "vdpbf16ps"),
+        ("avx512_bf16", r"penstock::Multiply<6, \(penstock::Fetch\)2>\(penstock::BFloat16", "vdpbf16ps"),
     ],
 )
 def test_the_library_has_the_instructions_that_it_claims(flag: str, name: str, instruction: str) -> None:
