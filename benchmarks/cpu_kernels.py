@@ -116,11 +116,11 @@ def quantized_matmuls() -> list[dict[str, Any]]:
     """Times each form in turn. `of memory` is the weights' bytes per second over the read rate, for a single row."""
     rows = []
     for features_in, features_out in QUANTIZED_SHAPES:
+        forms = streams(features_in, features_out)
         for num_tokens in (1, 4, 16, 64, 512):
             if num_tokens * features_out > 64 * 151936:
                 continue
             x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), "bfloat16")
-            forms = streams(features_in, features_out)
             seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
             row: dict[str, Any] = {"weights": f"{features_in} x {features_out}", "tokens": num_tokens}
             for name, (_, num_layers, num_bytes) in forms.items():

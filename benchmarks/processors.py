@@ -65,11 +65,9 @@ def peak_rates() -> dict[str, float]:
 def matmuls(peaks: dict[str, float]) -> list[dict[str, Any]]:
     """Times a matmul of each form. `of the bound` is the time at the bound over the time that it took."""
     rows = []
+    forms = {name: form for name, form in streams(*SHAPE).items() if not peaks.keys().isdisjoint(FORMS.get(name, ()))}
     for num_rows in ROWS:
         x = jax.random.normal(jax.random.key(1), (num_rows, SHAPE[0]), "bfloat16")
-        forms = {
-            name: form for name, form in streams(*SHAPE).items() if not peaks.keys().isdisjoint(FORMS.get(name, ()))
-        }
         seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
         for name, (_, num_layers, num_bytes) in forms.items():
             each_s, operations = seconds[name] / num_layers, 2 * num_rows * SHAPE[0] * SHAPE[1]

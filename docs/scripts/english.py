@@ -37,8 +37,8 @@ def main() -> int:
 def _docstrings() -> Iterator[str]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT)
             for line, text in _strings_alone(ast.parse(path.read_text())):
-                name = path.relative_to(ROOT)
                 if _FRAGMENT.match(text):
                     yield f"{name}:{line}: the docstring begins with a fragment: {text.splitlines()[0]}"
                 for found in _NOT_NO.finditer(" ".join(text.split())):

@@ -25,7 +25,7 @@ struct Ahead {
 };
 
 // What a step through the depth prefetches: nothing, as its weights are in a cache; or the weights that come soon, of this
-// panel; or other weights, by Ahead.
+// panel (bf16 on Arm and in the order of tiles leaves that to the processor); or other weights, by Ahead.
 enum class Fetch { kNothing, kStream, kAhead };
 
 constexpr int64_t kStreamBytes = 6144;
