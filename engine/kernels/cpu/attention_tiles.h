@@ -89,17 +89,51 @@ struct Matrix {
 constexpr int kFewRows = 8;  // rows in one tile: the matrix, which may come from memory, is read once
 constexpr int kSecondLevel = 2;  // cache level that can have more lines in flight than the first
 
+// Keys or values of neighbouring tokens, as their matmul takes them.
+struct Span {
+  const uint32_t* words;
+  int64_t stride;  // words between rows
+  int64_t ahead;   // bytes from here to the data needed next
+};
+
+// A matrix of spans: of keys, side by side, or of values, one below the other. All but the last have as many columns and
+// rows as is said here.
+struct Spans {
+  const Span* spans;
+  int64_t columns, depth;
+};
+
+// V vectors of columns, each of which may lie in another span. Reads row after row, and, if few rows of x are multiplied
+// by them, so that they may come from memory, prefetches what is needed next.
+template <bool kFetches, int V>
+struct Columns {
+  const uint32_t* from[V];
+  int64_t ahead[V], stride, place = 0;
+
+  Columns(const Spans& all, int64_t done, int64_t c) {
+    const Span* below = all.spans + done / all.depth;
+    stride = below->stride;
+    for (int v = 0; v < V; ++v, c += kLanes) {
+      const Span& span = below[c / all.columns];
+      from[v] = span.words + c % all.columns, ahead[v] = span.ahead;
+    }
+  }
+  Words Read(int v) const {
+    const uint32_t* at = from[v] + place;
+    if constexpr (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(at) + ahead[v], 0, kSecondLevel);
+    return LoadWords(at);
+  }
+  void Next() { place += stride; }
+};
+
 // AddTile where tiles sum, for rows that are too few for them: each block has chains of sums of its own.
-template <typename Kind, int R, int V>
-inline void AddBlocks(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t depth, int64_t ahead,
-                      Vector (&sums)[R][V]) {
-  const uint32_t* from = w.data;
+template <typename Kind, bool kFetches, int R, int V>
+inline void AddBlocks(Matrix<const uint32_t> x, Columns<kFetches, V> w, int64_t depth, Vector (&sums)[R][V]) {
   for (int64_t done = 0; done < depth; done += Kind::kBlock) {
     Chains chains[R][V];
-    for (int64_t k = done; k < std::min(done + Kind::kBlock, depth); ++k, from += w.stride)
+    for (int64_t k = done; k < std::min(done + Kind::kBlock, depth); ++k, w.Next())
       for (int v = 0; v < V; ++v) {
-        const Words row = LoadWords(from + v * kLanes);
-        __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
+        const Words row = w.Read(v);
         for (int r = 0; r < R; ++r) chains[r][v].Add(x.data[r * x.stride + k], row);
       }
     for (int r = 0; r < R; ++r)
@@ -107,19 +141,13 @@ inline void AddBlocks(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_
   }
 }
 
-// sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. If few rows read w, which then comes from memory, it
-// prefetches what lies `ahead` bytes after it.
-template <typename Kind, int R, int V>
-inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t depth, int64_t ahead,
-                    typename Kind::Sum (&sums)[R][V]) {
-  if constexpr (Kind::kBlock > 0) return AddBlocks<Kind>(x, w, depth, ahead, sums);
-  const uint32_t* from = w.data;
-  for (int64_t k = 0; k < depth; ++k, from += w.stride) {
+// sums[R][V vectors] += x[R][depth] * w[depth][V vectors].
+template <typename Kind, bool kFetches, int R, int V>
+inline void AddTile(Matrix<const uint32_t> x, Columns<kFetches, V> w, int64_t depth, typename Kind::Sum (&sums)[R][V]) {
+  if constexpr (Kind::kBlock > 0) return AddBlocks<Kind>(x, w, depth, sums);
+  for (int64_t k = 0; k < depth; ++k, w.Next()) {
     Words row[V];
-    for (int v = 0; v < V; ++v) {
-      row[v] = LoadWords(from + v * kLanes);
-      if (R <= kFewRows) __builtin_prefetch(reinterpret_cast<const char*>(from + v * kLanes) + ahead, 0, kSecondLevel);
-    }
+    for (int v = 0; v < V; ++v) row[v] = w.Read(v);
     for (int r = 0; r < R; ++r) {
       const Words value = Words{} + x.data[r * x.stride + k];
       for (int v = 0; v < V; ++v) sums[r][v] = Kind::Dot(sums[r][v], value, row[v]);
@@ -133,43 +161,43 @@ constexpr int Width(int rows, bool has_chains) {
   return 4 * rows <= sums ? 4 : 2 * rows <= sums ? 2 : 1;
 }
 
-// Keys or values of neighbouring tokens, as their matmul takes them.
-struct Span {
-  const uint32_t* words;
-  int64_t stride;  // words between rows
-  int64_t ahead;   // bytes from here to the data needed next
-};
-
-// out[r][c .. c + V vectors] = x[r] * the concatenated spans, each of which has `depth` rows except the last.
-template <typename Kind, int R, int V>
-inline void MultiplyColumns(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth, int64_t c,
+// out[r][c .. c + V vectors] = x[r][whole_depth] * w.
+template <typename Kind, bool kFetches, int R, int V>
+inline void MultiplyColumns(Matrix<const uint32_t> x, const Spans& w, int64_t whole_depth, int64_t c,
                             Matrix<uint32_t> out) {
   typename Kind::Sum sums[R][V] = {};
-  for (int64_t done = 0; done < whole_depth; done += depth, ++spans)
-    AddTile<Kind, R, V>({x.data + done, x.stride}, {spans->words + c, spans->stride},
-                        std::min(depth, whole_depth - done), spans->ahead, sums);
-  for (int r = 0; r < R; ++r) std::memcpy(out.data + r * out.stride + c, sums[r], sizeof sums[r]);
+  for (int64_t done = 0; done < whole_depth; done += w.depth)
+    AddTile<Kind>({x.data + done, x.stride}, Columns<kFetches, V>(w, done, c), std::min(w.depth, whole_depth - done), sums);
+  for (int r = 0; r < R; ++r)  // vector by vector: whole rows would pass through memory
+    for (int v = 0; v < V; ++v) std::memcpy(out.data + r * out.stride + c + v * kLanes, &sums[r][v], sizeof sums[r][v]);
 }
 
-// A function of its own, so that profiles and the tests of the library's instructions can find it.
+// For `rows` rows, which are tiles of R. Columns that are read by one tile stay in the first-level cache for the next. A
+// function of its own, so that profiles and the tests of the library's instructions can find it.
 template <typename Kind, int R>
-__attribute__((noinline)) void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth,
-                                            int64_t whole_depth, int64_t columns, Matrix<uint32_t> out) {
+__attribute__((noinline)) void MultiplyRows(int64_t rows, Matrix<const uint32_t> x, const Spans& w, int64_t whole_depth,
+                                            int64_t columns, Matrix<uint32_t> out) {
   constexpr int V = Width(R, Kind::kBlock > 0);
   int64_t c = 0;
-  for (; c + V * kLanes <= columns; c += V * kLanes)
-    MultiplyColumns<Kind, R, V>(x, spans, depth, whole_depth, c, out);
+  const auto down = [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    MultiplyColumns<Kind, true, R, kWidth>(x, w, whole_depth, c, out);
+    for (int64_t row = R; row < rows; row += R)
+      MultiplyColumns<Kind, false, R, kWidth>({x.data + row * x.stride, x.stride}, w, whole_depth, c,
+                                              {out.data + row * out.stride, out.stride});
+    c += kWidth * kLanes;
+  };
+  while (c + V * kLanes <= columns) down(std::integral_constant<int, V>());
   if constexpr (V > 2)
-    for (; c + 2 * kLanes <= columns; c += 2 * kLanes)
-      MultiplyColumns<Kind, R, 2>(x, spans, depth, whole_depth, c, out);
+    while (c + 2 * kLanes <= columns) down(std::integral_constant<int, 2>());
   if constexpr (V > 1)
-    for (; c < columns; c += kLanes) MultiplyColumns<Kind, R, 1>(x, spans, depth, whole_depth, c, out);
+    while (c < columns) down(std::integral_constant<int, 1>());
 }
 
 template <typename Kind, int... R>
-inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
-                        int64_t columns, Matrix<uint32_t> out, std::integer_sequence<int, R...>) {
-  ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(x, spans, depth, whole_depth, columns, out) : void()), ...);
+inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Spans& w, int64_t whole_depth, int64_t columns,
+                        Matrix<uint32_t> out, std::integer_sequence<int, R...>) {
+  ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(rows, x, w, whole_depth, columns, out) : void()), ...);
 }
 
 // out[kDown tiles][kAcross tiles] = x * the spans, from word `begin` to `end` of the depth and by `words` of them at
@@ -221,16 +249,21 @@ __attribute__((noinline)) void MultiplyByTiles(Tiles& tiles, int64_t rows, Matri
   if (whole < whole_depth) part(whole, whole_depth, whole_depth - whole);
 }
 
-// out[rows][columns] = x[rows][whole_depth] * spans; `columns` is a multiple of kLanes.
+// out[rows][columns] = x[rows][whole_depth] * w; `columns`, of each span too, is a multiple of kLanes.
 template <typename Kind>
-void Multiply(TaskTiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth,
-              int64_t whole_depth, int64_t columns, Matrix<uint32_t> out) {
+void Multiply(TaskTiles& tiles, int64_t rows, Matrix<const uint32_t> x, const Spans& w, int64_t whole_depth,
+              int64_t columns, Matrix<uint32_t> out) {
   if constexpr (Kind::kBlock > 0)
-    if (rows >= kFewestTileRows && columns % kTileWords == 0)
-      return MultiplyByTiles<Kind>(tiles, rows, x, spans, depth, whole_depth, columns, out);
-  for (; rows > kFewRows; rows -= kRows, x.data += kRows * x.stride, out.data += kRows * out.stride)
-    MultiplyRows<Kind, kRows>(x, spans, depth, whole_depth, columns, out);
-  MultiplyFew<Kind>(rows, x, spans, depth, whole_depth, columns, out, std::make_integer_sequence<int, kFewRows>());
+    if (rows >= kFewestTileRows && columns % kTileWords == 0) {
+      for (int64_t c = 0; c < columns; c += w.columns)
+        MultiplyByTiles<Kind>(tiles, rows, x, w.spans + c / w.columns, w.depth, whole_depth,
+                              std::min(w.columns, columns - c), {out.data + c, out.stride});
+      return;
+    }
+  const int64_t many = rows > kFewRows ? CeilDivide(rows - kFewRows, kRows) * kRows : 0;
+  if (many > 0) MultiplyRows<Kind, kRows>(many, x, w, whole_depth, columns, out);
+  MultiplyFew<Kind>(rows - many, {x.data + many * x.stride, x.stride}, w, whole_depth, columns,
+                    {out.data + many * out.stride, out.stride}, std::make_integer_sequence<int, kFewRows>());
 }
 
 }  // namespace attention

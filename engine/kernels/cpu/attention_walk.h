@@ -183,14 +183,12 @@ class Walk {
     if constexpr (std::is_same_v<C, int8_t>) CopyScales(head, first, stride.count);
     LookAhead(next_head, next_first, stride);
     const int64_t span_keys = shape_.is_even() ? shape_.page_size : padded_stride_;
-    for (int64_t s = 0; s < stride.num_spans; ++s)
-      Multiply<typename Form<C>::KeyKind>(
-          tiles_, rows_ * kWordRows, {queries_.data, depth_}, &stride.keys[s], depth_, depth_,
-          RoundUp(std::min(span_keys, stride.count - s * span_keys), kLanes),
-          {products_.data + s * span_keys, products_.stride});
+    Multiply<typename Form<C>::KeyKind>(tiles_, rows_ * kWordRows, {queries_.data, depth_},
+                                        {stride.keys, span_keys, depth_}, depth_, RoundUp(stride.count, kLanes), products_);
     Weigh(first, stride.count, part);
-    Multiply<typename Form<C>::ValueKind>(tiles_, rows_ * kWordRows, {weights_.data, weights_.stride}, stride.values,
-                                          span_keys / kPack, ValueWords(stride.count), width_, products_);
+    Multiply<typename Form<C>::ValueKind>(tiles_, rows_ * kWordRows, {weights_.data, weights_.stride},
+                                          {stride.values, width_, span_keys / kPack}, ValueWords(stride.count), width_,
+                                          products_);
     for (int64_t i = 0; i < rows_; ++i) {
       uint32_t* words = products_.data + i * kWordRows * products_.stride;
       Form<C>::Sums({words, products_.stride}, width_, factors_[i]);
