@@ -70,19 +70,17 @@ inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t
   std::memcpy(sums, held, sizeof held);
 }
 
-template <typename T>
+template <Fetch kFetch, typename T>
 void MultiplyRows(int64_t rows, const T* x, int64_t stride, const T* weights, int64_t depth, Vector (*sums)[kVectors],
                   Ahead* ahead) {
-  constexpr Fetch kStream = Fetch::kStream;
   switch (rows) {
-    case 1: return Multiply<1, kStream>(x, stride, weights, depth, sums);
-    case 2: return Multiply<2, kStream>(x, stride, weights, depth, sums);
-    case 3: return Multiply<3, kStream>(x, stride, weights, depth, sums);
-    case 4: return Multiply<4, kStream>(x, stride, weights, depth, sums);
-    case 5: return Multiply<5, kStream>(x, stride, weights, depth, sums);
+    case 1: return Multiply<1, kFetch>(x, stride, weights, depth, sums, ahead);
+    case 2: return Multiply<2, kFetch>(x, stride, weights, depth, sums, ahead);
+    case 3: return Multiply<3, kFetch>(x, stride, weights, depth, sums, ahead);
+    case 4: return Multiply<4, kFetch>(x, stride, weights, depth, sums, ahead);
+    case 5: return Multiply<5, kFetch>(x, stride, weights, depth, sums, ahead);
+    default: return Multiply<kRows, kFetch>(x, stride, weights, depth, sums, ahead);
   }
-  if (ahead != nullptr && ahead->bytes > 0) Multiply<kRows, Fetch::kAhead>(x, stride, weights, depth, sums, ahead);
-  else Multiply<kRows, kStream>(x, stride, weights, depth, sums);
 }
 
 // sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows. `next`, if there is one, is the panel
@@ -104,9 +102,13 @@ void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, 
                                        std::min(kPiece, depth - k) / 2, sums, &ahead);
         continue;
       }
-    for (int64_t r = 0; r < num_rows; r += kRows)
-      MultiplyRows(std::min<int64_t>(kRows, num_rows - r), x + r * depth + k, depth, panel + k * kPanel,
-                   std::min(kPiece, depth - k), sums + r, r == 0 ? nullptr : &ahead);
+    ahead.is_slow = HasFourBlocks(num_rows);
+    for (int64_t r = 0; r < num_rows; r += kRows) {
+      const int64_t count = std::min(kPiece, depth - k), rows = std::min<int64_t>(kRows, num_rows - r);
+      const auto multiply = (r > 0 || ahead.is_slow) && ahead.bytes > 0 ? MultiplyRows<Fetch::kAhead, T>
+                                                                           : MultiplyRows<Fetch::kStream, T>;
+      multiply(rows, x + r * depth + k, depth, panel + k * kPanel, count, sums + r, &ahead);
+    }
   }
 }
 
@@ -184,7 +186,7 @@ struct Grid {
 
   Grid(int64_t rows, int64_t panels, int64_t threads)
       : rows(rows), panels(panels), threads(threads), rows_each(kRowsPerTask) {
-    constexpr int64_t kFewestRows = 4 * kRows, kTasksEach = 12;
+    constexpr int64_t kFewestRows = 4 * kRows, kTasksEach = 8;
     while (rows_each > kFewestRows && panels * Blocks() < kTasksEach * threads) rows_each /= 2;
   }
   int64_t Blocks() const { return (rows + rows_each - 1) / rows_each; }
