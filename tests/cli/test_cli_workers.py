@@ -50,12 +50,22 @@ async def test_what_scaling_goes_by(redis_url: str, redis: RedisClient, capsys: 
         for priority in (0, 0, 0, 7):
             await send(redis, prompt="x", max_tokens=2, priority=priority)
         await eventually(lambda: _have_places(redis, 3))
-        await redis.hset(keys.load("q"), "rate", "1234.5")
-        assert await penstock(redis_url, "workers") == 0
-        shown = capsys.readouterr().out.splitlines()
-        await redis.hset(keys.load("q"), "waiting_tokens", "x")
-        assert await penstock(redis_url, "workers") == 0
-        without = capsys.readouterr().out.splitlines()
+
+        async def shown_with(field: str, value: str, expected: str) -> list[str]:
+            """Returns what is shown before the worker writes the field anew."""
+            lines: list[str] = []
+
+            async def is_shown() -> bool:
+                await redis.hset(keys.load("q"), field, value)
+                assert await penstock(redis_url, "workers") == 0
+                lines[:] = capsys.readouterr().out.splitlines()
+                return re.search(expected, lines[-1]) is not None
+
+            await eventually(is_shown)
+            return lines
+
+        shown = await shown_with("rate", "1234.5", " 1,234 tokens/s")
+        without = await shown_with("waiting_tokens", "x", "^backlog")
         engine.allow()
     at = shown.index("backlog: 3")
     *bands, fleet = shown[at + 1 :]

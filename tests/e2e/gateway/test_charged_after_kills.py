@@ -100,7 +100,7 @@ async def test_what_a_killed_gateway_and_a_killed_worker_leave_is_charged_as_it_
         with WorkerProcess(redis_url, tmp_path / "worker.log", engine=slow) as worker:
             await has_started(worker)
             async with (
-                running_gateway(proxy.url, abandon_after_s=WAIT_S, redis_timeout_s=1.0) as killed,
+                running_gateway(proxy.url, abandon_after_s=WAIT_S, redis_timeout_s=5.0) as killed,
                 begun(killed.url, secret, bodies),
             ):
                 await proxy.refuse()
