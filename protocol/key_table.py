@@ -1,7 +1,7 @@
 """Every kind of key of queues and requests: what `keys` names, in the same order, and what each role may do with it.
 
 `deploy/redis/users.acl` is written from this table and from `gateway.store.key_table`. Workers check at their start
-what it grants them. docs/wire.md and docs/lanes.md say the same.
+what it grants them. docs/wire.md lists those that clients may use.
 """
 
 from __future__ import annotations

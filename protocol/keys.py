@@ -30,7 +30,10 @@ def requests(queue: str) -> str:
 
 
 def lane(queue: str, tenant: str = "") -> str:
-    """A sorted set of the waiting entries of `tenant`, the next one first. Requests without a tenant share one lane."""
+    """A sorted set of the waiting entries of `tenant`, the next one first. Requests without a tenant share one lane.
+
+    Members are NUMBER-MS/BYTES/SLOT, scores `(1000 - priority) * 2^42 +` the deadline (ms).
+    """
     return f"penstock:{{{queue}}}:lanes:tenant:{tenant}"
 
 
@@ -45,27 +48,40 @@ def bands(queue: str) -> str:
 
 
 def service(queue: str) -> str:
-    """A sorted set of the tenants that do not wait, by the service they have had: tokens divided by their weight."""
+    """A sorted set of the tenants that do not wait, by the service they have had: tokens divided by their weight.
+
+    It keeps those served more than a waiting tenant, at most 100,000, or 100 if none waits.
+    """
     return f"penstock:{{{queue}}}:lanes:service"
 
 
 def weights(queue: str) -> str:
-    """A hash of the tenants whose weight is not 1. Its field `/floor` is the service of the last tenant to leave."""
+    """A hash of the tenants whose weight is not 1. Its field `/floor` is the service of the last tenant to leave.
+
+    A value that is not a number above 0 counts as 1.
+    """
     return f"penstock:{{{queue}}}:lanes:weights"
 
 
 def charged(queue: str) -> str:
-    """A hash of entries by what their tenants have been charged for them so far."""
+    """A hash of entries that workers have or had, by what their tenants have been charged for them so far.
+
+    Their place follows: TENANT/PRIORITY/TIMEOUT/BYTES/SLOT/ID.
+    """
     return f"penstock:{{{queue}}}:lanes:charged"
 
 
 def due(queue: str) -> str:
-    """A sorted set of waiting entries, by when they expire."""
+    """A sorted set of waiting entries that have a `timeout_s`, by when they expire (ms); 0: it was cancelled."""
     return f"penstock:{{{queue}}}:lanes:due"
 
 
 def backlog(queue: str) -> str:
-    """A hash with the numbers of entries and bytes that wait in each priority."""
+    """A hash with the numbers of entries and bytes that wait in each priority.
+
+    `cursor` and `last` are there while they are counted again. `overtakes` is the oldest entry that has waited for 5 s,
+    and how often it was overtaken.
+    """
     return f"penstock:{{{queue}}}:lanes:backlog"
 
 

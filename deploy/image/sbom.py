@@ -129,27 +129,31 @@ def bill(image: str, packages: Sequence[Package]) -> str:
 
 
 def license_page(packages: Mapping[str, Iterable[Package]]) -> str:
-    """Writes docs/licenses.md: each package once, with the images that contain it."""
-    holders: dict[tuple[str, str, str], list[str]] = {}
+    """Writes docs/licenses.md: packages by licence and by the images that contain them. The bills have versions."""
+    holders: dict[tuple[str, str], list[str]] = {}
     for image, held in packages.items():
         for package in held:
-            holders.setdefault((package.name, package.version, package.license), []).append(image)
+            holders.setdefault((package.license, package.name), []).append(image)
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (terms, name), images in sorted(holders.items()):
+        rows.setdefault((terms, tuple(images)), []).append(name)
     lines = [
         "# Licences of what the images hold",
         "",
         "<!-- Written by `make sbom` from the packages' own metadata. -->",
         "",
-        "Penstock itself is under Apache-2.0. Each package's licence text is in its `*.dist-info` folder in the image.",
-        "An image also holds its base, `python:3.12-slim`: Debian (`/usr/share/doc/*/copyright`) and CPython. libtpu",
-        "and NVIDIA's libraries are under their makers' own terms: read them before you pass such an image on.",
-        "The images of workers are `cpu`, `tpu` and `cuda`; the other one is `gateway`.",
+        "Penstock itself is under Apache-2.0. Each package's licence text is in its `*.dist-info` folder in the image,",
+        "its version in `constraints/image-*.txt`. An image also holds its base, `python:3.12-slim`: Debian",
+        "(`/usr/share/doc/*/copyright`) and CPython. libtpu and NVIDIA's libraries are under their makers' own terms:",
+        "read them before you pass such an image on. The images of workers are `cpu`, `tpu` and `cuda`; the other",
+        "one is `gateway`.",
         "",
-        "| package | version | licence | images |",
-        "| --- | --- | --- | --- |",
+        "| licence | images | packages |",
+        "| --- | --- | --- |",
     ]
     lines += [
-        f"| {name} | {version} | {terms} | {SETS.get(tuple(images)) or ', '.join(images)} |"
-        for (name, version, terms), images in sorted(holders.items())
+        f"| {terms} | {SETS.get(images) or ', '.join(images)} | {', '.join(names)} |"
+        for (terms, images), names in rows.items()
     ]
     return "\n".join(lines) + "\n"
 

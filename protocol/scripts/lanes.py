@@ -1,4 +1,4 @@
-"""Steps on waiting entries, and on what their tenants have been served. docs/lanes.md describes all of it."""
+"""Steps on waiting entries, and on what their tenants have been served. docs/lanes.md says in which order."""
 
 from __future__ import annotations
 

@@ -131,17 +131,13 @@ def test_health_is_asked_at_the_port_that_is_set() -> None:
 
 
 def test_the_page_of_licences_is_of_what_the_images_hold() -> None:
-    rows = re.findall(
-        r"^\| ([a-z0-9][a-z0-9-]*) \| ([^ ]+) \| (.+) \| (.+) \|$",
-        (ROOT / "docs/licenses.md").read_text(),
-        re.MULTILINE,
-    )
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", (ROOT / "docs/licenses.md").read_text(), re.MULTILINE)[2:]
     sets = {"workers": ("cpu", "tpu", "cuda"), "all": ("cpu", "tpu", "cuda", "gateway")}
-    listed = {
-        (image, name): version
-        for name, version, _, images in rows[1:]
+    listed = [
+        (image, name)
+        for _, images, names in rows
         for image in sets.get(images) or images.split(", ")
-    }
-    held = {(image, *pin) for image in EXTRAS for pin in pins(ROOT / f"constraints/image-{image}.txt").items()}
-    assert {(*place, version) for place, version in listed.items()} == held
-    assert all(terms.strip() for _, _, terms, _ in rows)
+        for name in names.split(", ")
+    ]
+    held = [(image, name) for image in EXTRAS for name in pins(ROOT / f"constraints/image-{image}.txt")]
+    assert sorted(listed) == sorted(held)

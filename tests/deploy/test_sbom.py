@@ -60,5 +60,5 @@ def test_the_bill_is_cyclonedx(sbom: ModuleType) -> None:
         "pkg:pypi/a@1.0": "0" * 64, "pkg:pypi/b@2": "1" * 64,
     }  # fmt: skip
     page = sbom.license_page({"cpu": packages, "gateway": packages[:1]})
-    assert "| a | 1.0 | MIT OR Apache-2.0 | cpu, gateway |" in page
-    assert "| b | 2 | Terms of b | cpu |" in page
+    assert "| MIT OR Apache-2.0 | cpu, gateway | a |" in page
+    assert "| Terms of b | cpu | b |" in page

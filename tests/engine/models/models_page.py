@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.loading.gguf.architectures import ARCHITECTURES
 from penstock.engine.models import FAMILIES
-from penstock.engine.models.families.unserved import UNSERVED
 from tests.engine.formats import test_quantized_checkpoints
 from tests.engine.formats.quantized_weights import SCHEMES
 from tests.engine.models import test_models_parity
@@ -48,7 +46,7 @@ LIBRARY = _Compiled(Path())
 
 def page(text: str) -> str:
     """Returns `text` of the page with the tables as they must be."""
-    tables = "\n".join(("", *_families(), "", *_formats(), "", *_platforms(), "", *_unserved(), "", ""))
+    tables = "\n".join(("", *_families(), "", *_formats(), "", *_platforms(), "", ""))
     written, count = PLACE.subn(lambda found: f"{found[1]}{tables}{found[2]}", text)
     assert count == 1, f"{DOCS.name} has no place for the tables"
     return written
@@ -66,8 +64,7 @@ def _families() -> Iterator[str]:
     yield "| what agrees | in |"
     yield "| --- | --- |"
     yield f"| logits of {few} to {many} geometries, {logits.total()} in all | {_named(logits)} |"
-    yield f"| 64 tokens | {_named(tokens)} |"
-    yield f"| tensors over devices | {_named(divided['2'])} |"
+    yield f"| 64 tokens, on one device and with tensors over two | {_named(tokens.keys() & divided['2'])} |"
     yield f"| experts over devices | {_named(divided['1x2'])} |"
     yield f"| quantized checkpoints | {_named(quantized)} |"
 
@@ -104,13 +101,6 @@ def _platforms() -> Iterator[str]:
         auto = type(attention_for("auto", platform, "bfloat16", LIBRARY)).__name__
         others = [setting for setting in ATTENTION_SETTINGS[1:] if _is_there(setting, platform)]
         yield f"| {platform} | {auto.removesuffix('Attention').lower()}; {', '.join(others)} | {how} |"
-
-
-def _unserved() -> Iterator[str]:
-    yield "| not served, since it needs | `model_type` |"
-    yield "| --- | --- |"
-    for part, names in groupby(UNSERVED, UNSERVED.__getitem__):
-        yield f"| {part} | {', '.join(f'`{name}`' for name in names)} |"
 
 
 def _is_there(setting: str, platform: str) -> bool:

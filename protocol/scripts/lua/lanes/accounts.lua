@@ -1,4 +1,4 @@
--- Keeps the accounts of what tenants have been served. docs/lanes.md describes the keys.
+-- Keeps the accounts of what tenants have been served. protocol/keys.py describes the keys.
 --
 -- KEYS: requests; the prefix of lanes; the prefix of bands; bands; service; weights; charged; due.
 -- ARGV, for `settle_own`: group, worker; then for each entry, the oldest first, its id, its tenant and what it has cost in all

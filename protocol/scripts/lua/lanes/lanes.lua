@@ -1,4 +1,4 @@
--- Says which consumers of the group hold entries that wait. docs/lanes.md describes the keys.
+-- Says which consumers of the group hold entries that wait. protocol/keys.py describes the keys.
 --
 -- An entry that is pending for WAITING waits, whether or not it has a place in a lane: lanes only say which one is next. So a
 -- script takes an entry from a lane only if it is pending for WAITING, and finds an entry that no lane has by its age. The
