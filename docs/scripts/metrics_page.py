@@ -33,12 +33,14 @@ With `Accept: application/openmetrics-text` they are OpenMetrics, otherwise Prom
   after a preemption or a takeover. A killed process loses what it counted since the last scrape.
 - **Names.** These are vLLM's, with `penstock_` in the place of `vllm:`: `prompt_tokens`, `generation_tokens`,
   `prompt_tokens_cached`, `request_prompt_tokens`, `request_generation_tokens`, `prefix_cache_queries`,
-  `prefix_cache_hits`, `kv_cache_usage_perc`, `time_to_first_token_seconds`.
+  `prefix_cache_hits`, `kv_cache_usage_perc`, `time_to_first_token_seconds`. `process_*` are those of the Prometheus
+  client library.
 - **Dead workers** export nothing. Other workers count them (`penstock_lost_workers_total`). A gateway shows which
   queues nobody serves (`penstock_gateway_queue_served`).
 """
 
-_SHARED = "It also has a worker's `penstock_build_info`, `process_*` and `penstock_log_lines_dropped_total`.\n"
+_SHARED = "It also has a worker's `penstock_build_info` and `penstock_log_lines_dropped_total`.\n"
+_PROCESS = "process_"  # metrics of the Prometheus client library, which documents them
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 _INFO = EngineInfo(1, "", "", 1, 1, 1, "", "", 1, "", "", None, 1)
 
@@ -68,7 +70,7 @@ def _gateway() -> CollectorRegistry:
 
 
 def _table(title: str, families: Iterable[Metric]) -> Iterator[str]:
-    rows = [_row(family) for family in families]
+    rows = [_row(family) for family in families if not family.name.startswith(_PROCESS)]
     yield "\n".join([f"## {title}", "", "| metric | kind | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 

@@ -39,18 +39,6 @@ def events(*folders: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def findings(*folders: str) -> frozenset[str]:
-    """Returns the names of the checks of `penstock doctor` that may find something wrong."""
-    found: set[str] = set()
-    for node in nodes(*folders):
-        if isinstance(node, ast.Call) and _called(node) in ("Finding", "_tried") and len(node.args) > 1:
-            if "ok" not in _text_of(node.args[1]):
-                found.update(_text_of(node.args[0]))
-        elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["name"]:
-            found.update(_text_of(node.value))
-    return frozenset(found)
-
-
 def _logs(function: ast.expr) -> bool:
     """Checks whether the function is a method of `_log`, `log` or `live.log`."""
     return (

@@ -19,16 +19,28 @@ def honoured_by(api: str) -> set[str]:
     return named | {name for name, each in PARAMETERS.items() if api in each.takers}
 
 
-def listed_for(api: str) -> dict[tuple[str, str], str | None]:
-    """Returns, by field and reason, the values that ask for nothing as the page writes them; None if it is ignored."""
-    found: dict[tuple[str, str], str | None] = {}
+def ignored_for(api: str) -> dict[str, str]:
+    """Returns the ignored fields with their reasons."""
+    return _column("why", api)
+
+
+def refused_for(api: str) -> dict[str, str]:
+    """Returns the refused fields, with the values that ask for nothing as the page writes them."""
+    return _column("but not", api)
+
+
+def _column(title: str, api: str) -> dict[str, str]:
+    """Returns, by field of an API, the last column of the tables where it has this title."""
+    found: dict[str, str] = {}
+    last = ""
     for line in (ROOT / "docs" / "gateway-fields.md").read_text().splitlines():
-        if line.startswith("| `"):
-            names, of, reason, *neutral = (cell.strip() for cell in line.strip("|").split(" | "))
-            if api in _WIDER.get(of, of.split(", ")):
-                for name in re.findall(r"`(\w+)`", names):
-                    assert (name, reason) not in found
-                    found[name, reason] = neutral[0] if neutral else None
+        names, of, cell = [each.strip() for each in line.split("|")[1:-1]] if line.startswith("| ") else ("", "", "")
+        if names == "fields":
+            last = cell
+        elif last == title and api in _WIDER.get(of, of.split(", ")):
+            for name in re.findall(r"`(\w+)`", names):
+                assert name not in found
+                found[name] = cell
     return found
 
 

@@ -26,11 +26,9 @@ from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.gateway_model import WORKER
 
-FOREIGN = ("import celery", "from celery", "import arq", "from arq")  # what one comes from is not installed
-
 
 def python_of(name: str) -> list[Block]:
-    return [block for block in page(name).blocks if block.language == "python" and not block.text.startswith(FOREIGN)]
+    return [block for block in page(name).blocks if block.language == "python"]
 
 
 DOCUMENTED = [

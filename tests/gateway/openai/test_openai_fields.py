@@ -23,7 +23,7 @@ from penstock.protocol.wire import PARAMETERS, ResponseFormat
 from penstock.protocol.wire.values import check_json
 from tests.gateway.openai.openai_clients import HELLO, asking
 from tests.support.any_json import mutations, values
-from tests.support.documented_fields import honoured_by, listed_for, written
+from tests.support.documented_fields import honoured_by, ignored_for, refused_for, written
 from tests.support.programs.gateway_harness import CARD
 
 CHAT = {"model": "tiny", "messages": HELLO}
@@ -225,7 +225,6 @@ async def test_a_gateway_outlives_what_is_in_any_field(
 @pytest.mark.parametrize("policy", [CHAT_POLICY, COMPLETION_POLICY], ids=NAMES)
 def test_the_docs_list_every_field(policy: Policy) -> None:
     whose = "chat" if policy is CHAT_POLICY else "completions"
-    ignored: dict[tuple[str, str], str | None] = dict.fromkeys(policy.ignored.items())
-    refused = {(name, reason): written(neutral) for name, (reason, neutral, _) in policy.refused.items()}
-    assert listed_for(whose) == ignored | refused
+    assert ignored_for(whose) == policy.ignored
+    assert refused_for(whose) == {name: written(refusal.neutral) for name, refusal in policy.refused.items()}
     assert policy.honoured <= honoured_by(whose)
