@@ -114,10 +114,13 @@ TABLE: Mapping[WaitingState, PromiseRow] = {
 
 
 def table() -> str:
-    """Returns the table as it is in docs/guarantees.md."""
-    lines = [f"| state | {' | '.join(_TITLES[name] for name in COLUMNS)} |", f"|{' --- |' * (1 + len(COLUMNS))}"]
+    """Returns the table as it is in docs/guarantees.md: states with equal cells share a row."""
+    states: dict[PromiseRow, list[str]] = {}
     for state, row in TABLE.items():
-        lines.append(f"| {state.value} | {' | '.join(str(getattr(row, name)) for name in COLUMNS)} |")
+        states.setdefault(row, []).append(state.value)
+    lines = [f"| state | {' | '.join(_TITLES[name] for name in COLUMNS)} |", f"|{' --- |' * (1 + len(COLUMNS))}"]
+    for row, names in states.items():
+        lines.append(f"| {'; '.join(names)} | {' | '.join(str(getattr(row, name)) for name in COLUMNS)} |")
     return "\n".join(lines) + "\n"
 
 
