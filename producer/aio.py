@@ -325,7 +325,7 @@ class AsyncClient:
         return answer.prompt_tokens or 0
 
     async def model_card(self, *, queue: str | None = None) -> ModelCard | None:
-        """Returns what the workers of a queue serve, by default this client's own; None if nobody serves it.
+        """Returns what the workers of a queue serve, by default this client's own; None: nobody serves it.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or refuses.

@@ -34,7 +34,7 @@ class BulkProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds that the rest will take at this rate; None while unknown."""
+        """Seconds that the rest will take at this rate; None: unknown."""
         return None if self.total is None or self.rate == 0 else (self.total - self.done) / self.rate
 
 

@@ -246,7 +246,7 @@ class Transport:
             raise UnknownRequest(queue, request_id)
 
     async def _is_queued(self, queue: str, request_id: str) -> bool | None:
-        """Whether a request that no worker has taken yet was sent at all; None if this client may not look.
+        """Whether a request that no worker has taken yet was sent at all; None: this client may not look.
 
         Raises:
             ReplyGone: it was sent, and there is nothing left of it.

@@ -24,7 +24,7 @@ def make_card(
         model: as it was set.
         config: the worker's.
         info: the engine's; None: unknown.
-        identity: the checkpoint's; None if there is none.
+        identity: the checkpoint's; None: there is none.
         chat_format: how replies in chats are parsed; None: as plain text.
     """
     digest = None if identity is None else identity.digest(chat_format)

@@ -25,7 +25,7 @@ class Findings:
 
     @property
     def model(self) -> str | None:
-        """The model of all lines; None if they differ."""
+        """The model of all lines; None: they differ."""
         return next(iter(self.queues)) if len(self.queues) == 1 else None
 
 

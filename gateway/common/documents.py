@@ -31,7 +31,7 @@ def created_at(entry_id: str | None) -> int:
 
 
 def fingerprint(arithmetic: str | None) -> str | None:
-    """Returns the `system_fingerprint` of what a worker of this arithmetic wrote; None: it is not known."""
+    """Returns the `system_fingerprint` of what a worker of this arithmetic wrote; None: unknown."""
     return None if arithmetic is None else f"fp_{arithmetic}"
 
 

@@ -106,7 +106,7 @@ class ResponseBody(RequestOptions):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of log-probabilities besides each text token's own; None if they are not requested."""
+        """Number of log-probabilities besides each text token's own; None: they are not requested."""
         return self.top_logprobs or 0 if self.top_logprobs or _LOGPROBS in self.include else None
 
     def request(self, messages: Sequence[Document], card: ModelCard) -> GenerateRequest:

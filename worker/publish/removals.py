@@ -44,7 +44,7 @@ class Removals:
         return set(self._leaving)
 
     def due_s(self, next_flush_s: float) -> float | None:
-        """Returns when the next removal is due (monotonic), given the next flush; None if there is nothing to write."""
+        """Returns when the next removal is due (monotonic), given the next flush; None: nothing to write."""
         if self._ready:
             return next_flush_s
         return max(next_flush_s, self._settling[0][0]) if self._settling else None
