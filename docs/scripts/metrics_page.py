@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Metric
 
@@ -42,6 +42,8 @@ With `Accept: application/openmetrics-text` they are OpenMetrics, otherwise Prom
 _SHARED = "It also has a worker's `penstock_build_info` and `penstock_log_lines_dropped_total`.\n"
 _PROCESS = "process_"  # metrics of the Prometheus client library, which documents them
 _SUFFIXES = {"counter": "_total", "info": "_info"}
+_KINDS = {"counter": "Counters", "gauge": "Gauges", "histogram": "Histograms", "info": "Always 1"}
+_MOST_VALUES = 6  # of a label; more of them have a table elsewhere
 _INFO = EngineInfo(1, "", "", 1, 1, 1, "", "", 1, "", "", None, 1)
 
 
@@ -70,22 +72,27 @@ def _gateway() -> CollectorRegistry:
 
 
 def _table(title: str, families: Iterable[Metric]) -> Iterator[str]:
-    rows = [_row(family) for family in families if not family.name.startswith(_PROCESS)]
-    yield "\n".join([f"## {title}", "", "| metric | kind | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    yield f"## {title}\n"
+    told = [family for family in families if not family.name.startswith(_PROCESS)]
+    for kind, heading in _KINDS.items():
+        if rows := [_row(family) for family in told if family.type == kind]:
+            yield "\n".join([f"| {heading} | meaning |", "| --- | --- |", *rows, ""])
 
 
 def _row(family: Metric) -> str:
-    name = family.name + _SUFFIXES.get(family.type, "")
-    return f"| `{name}` | {family.type} | {'; '.join(_labels(family))} | {family.documentation} |"
+    labels = dict(_labels(family))
+    name = family.name + _SUFFIXES.get(family.type, "") + (f"{{{', '.join(labels)}}}" if labels else "")
+    values = (f" `{label}`: {_listed(found)}." for label, found in labels.items() if 1 < len(found) <= _MOST_VALUES)
+    return f"| `{name}` | {family.documentation}{''.join(values)} |"
 
 
-def _labels(family: Metric) -> Iterator[str]:
-    """Yields the labels that not all families have, with values known beforehand."""
+def _labels(family: Metric) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yields the labels that not all families have, with the values known beforehand."""
     names = dict.fromkeys(name for sample in family.samples for name in sample.labels)
     for name in names:
         values = dict.fromkeys(sample.labels[name] for sample in family.samples if name in sample.labels)
         if name != "le" and not _is_of_all(name, family):
-            yield f"`{name}`" + (f": {_listed(values)}" if len(values) > 1 else "")
+            yield name, tuple(values)
 
 
 def _is_of_all(name: str, family: Metric) -> bool:
