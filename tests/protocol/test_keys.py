@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable
 
-import pytest
 from redis.crc import key_slot
 
 from penstock.protocol import keys
-from tests.support.packages import ROOT
 
-DOCS = ROOT / "docs"
-WIRE, LANES = ((DOCS / f"{page}.md").read_text() for page in ("wire", "lanes"))
 NAMES = {"worker": "NAME", "request_id": "ID", "client_id": "ID", "mailbox": "ID", "tenant": "TENANT",
          "priority": "PRIORITY", "kind": "KIND"}  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., str]] = dict(inspect.getmembers(keys, inspect.isfunction))
@@ -52,11 +47,3 @@ def test_no_two_keys_are_one() -> None:
         same_queue = one[1] == other[1] or not {"queue", "letters"} & set(parameters)
         same_name = one[2] == other[2] or not NAMES.keys() & set(parameters)
         assert (one[3] == other[3]) == (one[0] == other[0] and same_queue and same_name), (one, other)
-
-
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_every_key_is_documented(kind: str) -> None:
-    name = next((NAMES[each] for each in inspect.signature(FUNCTIONS[kind]).parameters if each in NAMES), "")
-    stem = re.sub(r":(sizes|bytes)$", "", made("QUEUE", name)[kind])
-    _, lanes, of_lanes = stem.partition(":lanes:")
-    assert f"`{of_lanes}`" in LANES if lanes else f"`{stem}`" in WIRE
