@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.cli.shared.errors import require_worker_extra
 from penstock.cli.shared.options import takes_settings
 from penstock.local.progress import spinner
+from penstock.serving import garbage
 from penstock.worker.settings import Settings
 
 
@@ -20,7 +21,7 @@ def worker(*, settings: Settings) -> None:
     have another tokenizer, chat template or vocabulary; 130 aborted.
     """
     require_worker_extra()
-    with spinner("starting"):
+    with spinner("starting"), garbage.paused():
         from penstock.cli.shared.serve import serve  # loads jax, which --help and a light install lack
 
     serve(settings)

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _YOUNG = 50_000  # objects that trigger a collection of the youngest; a flush of 512 chunks holds some thousands
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Keeps the collector off while modules are imported or a model is loaded. Nearly everything that is made then
+    stays, and would be visited over and over. Afterwards it is frozen.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def settle() -> None:

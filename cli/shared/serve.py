@@ -119,11 +119,12 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
     if path is None:
         with shown(f"fetching {model}", BYTES, say) as report:
             path = resolve(model, report)
-    with shown("loading the model", BYTES, say) as report:
-        engine = engine_package.Engine.from_checkpoint(path, config, report)
-    with shown("warming up", "shapes", say) as report:
-        engine.warm_up(report)
-    garbage.settle()
+    with garbage.paused():
+        with shown("loading the model", BYTES, say) as report:
+            engine = engine_package.Engine.from_checkpoint(path, config, report)
+        with shown("warming up", "shapes", say) as report:
+            engine.warm_up(report)
+        garbage.settle()
     tokenizer = engine.tokenizer
     limits = tokenizer.limits()
     identity = identify(
