@@ -1,6 +1,6 @@
 """Measures how long an engine takes to start with an empty `compile_cache_dir`, and with the first start's cache.
 
-    python -m benchmarks.second_start --model tiny --dtype bfloat16
+    python -m benchmarks.second_start --model tiny --dtype bfloat16 --without-torch
 
 Each start is a process of its own; a round is a first and a second start. Seconds from the process's start to an engine
 that is warmed up, by part, medians over rounds; C++ kernels are built in a first start. `beyond reading` is all of it
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,9 @@ from statistics import median
 from rich.console import Console
 
 from benchmarks.parts.tables import RESULTS, table_of
-from penstock.engine import Engine, EngineConfig
 from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
 from penstock.tools.bench.report import append_result
+from tests.support.packages import process_path
 
 
 def main() -> None:
@@ -32,13 +33,9 @@ def main() -> None:
     parser.add_argument("--model", choices=list(GEOMETRIES), default="tiny")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--start", nargs=2, metavar=("CACHE", "SINCE"), help=argparse.SUPPRESS)  # a process of its own
+    parser.add_argument("--without-torch", action="store_true", help="as in images and for users, who have no torch")
     arguments = parser.parse_args()
     folder = preset_dir(arguments.model, arguments.dtype, preset_root())
-    if arguments.start is not None:
-        cache, since_s = arguments.start
-        print(json.dumps(start(folder, arguments.dtype, Path(cache), float(since_s))))
-        return
     rounds = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as cache:
@@ -50,16 +47,15 @@ def main() -> None:
     ratio = median(second["whole s"] / first["whole s"] for first, second in rounds)
     title = f"{arguments.model} {arguments.dtype}, {arguments.rounds} rounds: second over first start {ratio:.2f}"
     Console().print(table_of(title, rows))
-    options = {"model": arguments.model, "dtype": arguments.dtype, "rounds": arguments.rounds}
-    append_result(RESULTS / "second_start.jsonl", {"options": options, "rows": rows, "ratio": ratio})
+    append_result(RESULTS / "second_start.jsonl", {"options": vars(arguments), "rows": rows, "ratio": ratio})
 
 
 def start_apart(arguments: argparse.Namespace, folder: Path, cache: str) -> dict[str, float]:
     """Returns the seconds of a start in another process, by part."""
     reading_s = seconds_to_read(folder)
-    command = [sys.executable, "-m", "benchmarks.second_start", "--start", cache, str(time.time())]
-    command += ["--model", arguments.model, "--dtype", arguments.dtype]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.parts.engine_start", str(folder), arguments.dtype, cache]
+    environment = os.environ | ({"PYTHONPATH": process_path()} if arguments.without_torch else {})
+    done = subprocess.run([*command, str(time.time())], check=True, stdout=subprocess.PIPE, text=True, env=environment)
     parts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     whole_s = sum(parts.values())
     return {"reading s": reading_s, **parts, "whole s": whole_s, "beyond reading s": whole_s - reading_s}
@@ -71,17 +67,6 @@ def seconds_to_read(folder: Path) -> float:
     for file in folder.iterdir():
         file.read_bytes()
     return time.perf_counter() - begun_s
-
-
-def start(folder: Path, dtype: str, cache: Path, since_s: float) -> dict[str, float]:
-    """Returns the seconds of imports, counted from `since_s`, of loading and of warm-up."""
-    imported_s = time.time() - since_s
-    settings = EngineConfig(dtype=dtype, max_model_len=1024, kv_cache_bytes=2**30, compile_cache_dir=cache)
-    begun_s = time.perf_counter()
-    engine = Engine.from_checkpoint(folder, settings)
-    loaded_s = time.perf_counter()
-    engine.warm_up()
-    return {"imports s": imported_s, "load s": loaded_s - begun_s, "warm-up s": time.perf_counter() - loaded_s}
 
 
 if __name__ == "__main__":
