@@ -18,6 +18,7 @@ from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.layer_scans import stacked_layers
 
 Shapes = Mapping[ParamPath, Any]
 """Shape and type of each array, by its path."""
@@ -34,8 +35,14 @@ class _OneKey(nnx.Rngs):
 
 
 def decoder_shapes(config: ModelConfig, *, stacked: bool = False) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
-    """Returns a decoder's structure, and its parameters' shapes and types."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=_OneKey(), stacked=stacked)))
+    """Returns a decoder's structure, and its parameters' shapes and types. Layers of one kind are traced once."""
+    model = nnx.eval_shape(lambda: Decoder(_with_one_layer(config), rngs=_OneKey()))
+    if stacked:
+        blocks = [_block(config, layers[0], len(layers)) for layers in stacked_layers(config)]
+    else:
+        blocks = [_block(config, layer) for layer in range(config.num_layers)]
+    model.config, model.is_stacked, model.blocks = config, stacked, nnx.List(blocks)
+    graph, state = nnx.split(model)
     return graph, _by_path(state)
 
 
@@ -46,15 +53,33 @@ def layer_shapes(block: BlockConfig, config: ModelConfig) -> Shapes:
 
 @lru_cache(maxsize=64)
 def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
-    made = nnx.eval_shape(lambda: Block(config, hidden_size, dtype=jnp.dtype(dtype), rngs=_OneKey()))
-    return MappingProxyType(_by_path(nnx.state(made)))
+    return MappingProxyType(_by_path(_traced(config, hidden_size, dtype)[1]))
+
+
+def _block(config: ModelConfig, layer: int, *stack: int) -> Block:
+    """Returns a block of only shapes: of one layer, or of a stack of so many layers like it."""
+    graph, state = _traced(config.blocks[layer], config.hidden_size, config.dtype)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*stack, *leaf.shape), leaf.dtype), state)
+    block: Block = nnx.merge(graph, shapes)
+    return block
+
+
+@lru_cache(maxsize=64)
+def _traced(config: BlockConfig, hidden_size: int, dtype: str) -> tuple[nnx.GraphDef[Block], Any]:
+    split: tuple[nnx.GraphDef[Block], Any] = nnx.split(
+        nnx.eval_shape(lambda: Block(config, hidden_size, dtype=jnp.dtype(dtype), rngs=_OneKey()))
+    )
+    return split
+
+
+def _with_one_layer(config: ModelConfig) -> ModelConfig:
+    return replace(config, blocks=(replace(next(block for block in config.blocks if block.has_pages), packed=()),))
 
 
 @lru_cache(maxsize=64)
 def outer_shapes(config: ModelConfig) -> Shapes:
     """Returns the parameter shapes around the layers."""
-    one = replace(config, blocks=(replace(next(block for block in config.blocks if block.has_pages), packed=()),))
-    _, shapes = decoder_shapes(one)
+    _, shapes = decoder_shapes(_with_one_layer(config))
     return MappingProxyType({path: leaf for path, leaf in shapes.items() if path[0] != "blocks"})
 
 
