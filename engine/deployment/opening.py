@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.deployment.quickest import with_quickest
+from penstock.engine.errors import EngineError
 from penstock.engine.execution.compilation import keep_compilations
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.loading.checkpoint import load_model, read_model_config
@@ -34,10 +36,37 @@ def open_model(
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
     described = read_model_config(path, config.dtype, config.weights)
-    deployment = with_quickest(replace(deploy(config, described, progress=progress or silent), unkept=unkept))
+    with ThreadPoolExecutor(1, "tokenizer") as thread:  # most of its time goes into importing transformers
+        making = thread.submit(_tokenizer, path, config, described.vocab_size)
+        deployment = with_quickest(replace(deploy(config, described, progress=progress or silent), unkept=unkept))
+        try:
+            loaded = _model(path, deployment, _ended_by(making, progress))
+        except EngineError:
+            making.result()  # if it failed as well, its error is the one that is raised, whichever came first
+            raise
+        return loaded, making.result(), read_generation_defaults(open_checkpoint(path)), deployment
+
+
+def _tokenizer(path: Path, config: EngineConfig, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer.from_dir(path, config.chat_format, split_special_tokens=config.split_special_tokens)
-    tokenizer.check_fits(deployment.model.vocab_size)
-    defaults = read_generation_defaults(open_checkpoint(path))
+    tokenizer.check_fits(vocab_size)
+    return tokenizer
+
+
+def _ended_by(making: Future[Tokenizer], progress: ReportProgress | None) -> ReportProgress:
+    """Returns `progress`, which then ends the loading of a large model as soon as its tokenizer turns out unusable."""
+
+    def report(done: int, total: int, what: str) -> None:
+        if making.done():
+            making.result()
+        if progress is not None:
+            progress(done, total, what)
+
+    return report
+
+
+def _model(path: Path, deployment: Deployment, progress: ReportProgress) -> Decoder:
+    """Loads the weights, and packs them as the deployment's kernels read them."""
     library = deployment.matmul_library
     loaded = load_model(
         path,
@@ -53,4 +82,4 @@ def open_model(
         loaded = prepare_for_tpu(loaded, deployment.placement)
     if deployment.unpacks_in_pieces:
         unpack_in_pieces(loaded)
-    return loaded, tokenizer, defaults, deployment
+    return loaded

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.detection import read_format
@@ -17,6 +15,9 @@ from penstock.engine.formats.tensor_mapping import QuantizedFormat
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, check_file, check_files, read_json, samples
 from penstock.engine.loading.headers import stored_tensors
 from penstock.engine.loading.weights import Stored, WeightFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _IMMATERIAL = ("_name_or_path", "transformers_version")  # fields of config.json that say nothing of the model
 _VOCABULARIES = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")  # of transformers' classes
@@ -66,6 +67,8 @@ class Folder:
 
         For a folder without a vocabulary, transformers makes up an empty one for some classes; here it is refused.
         """
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes long; a thread of its own may do it
+
         check_files(self.path)
         files = {file.name for pattern in _VOCABULARIES for file in self.path.glob(pattern)} - {_SETTINGS}
         lacking = f"{self.path} holds no tokenizer: there is no tokenizer.json, nor another file with its vocabulary"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.tensor_mapping import QuantizedFormat
@@ -16,6 +14,9 @@ from penstock.engine.loading.gguf.file import GgufFile
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.gguf.parts import PART_NAME, refuse_part
 from penstock.engine.loading.weights import Stored, WeightFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 GGUF_SUFFIX = ".gguf"
 

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.source import open_checkpoint
@@ -24,6 +23,9 @@ from penstock.engine.text.response.reading.replies import RULES
 from penstock.engine.text.spelling import Spelling, bytes_of
 from penstock.engine.text.split_special import SplitSpecialTokens, unmarked
 from penstock.engine.text.unlocked import token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Tokenizer:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.gguf import Gguf
@@ -22,6 +21,9 @@ from penstock.engine.loading.gguf.names import LazyArray, View, views
 from penstock.engine.loading.gguf.parts import refuse_part
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MAX_FACTORS = 2**12  # of rotary frequencies: more than half of the largest possible head
 QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, as the file states no type for the whole model

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import generate_merges
 
 from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.loading.gguf.header import GGUFHeader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 KEY = "tokenizer.ggml."
 MAX_PIECE, MAX_PIECES, MAX_ADDED = 2**9, 2**22, 2**14
@@ -73,6 +74,8 @@ def tokenizer_of(header: GGUFHeader) -> PreTrainedTokenizerFast:
         CheckpointError: the metadata does not describe one.
         ConfigError: it is of a kind that is not supported.
     """
+    from transformers import PreTrainedTokenizerFast  # as in `Folder.tokenizer`
+
     if f"{KEY}model" not in header.metadata:
         raise CheckpointError(
             f"{header.file.name} holds no tokenizer: it has no {KEY}model; convert the model with its vocabulary"
@@ -230,6 +233,8 @@ def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
 
 def _implied_merges(vocabulary: _Vocabulary, tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Derives merges: any two pieces that form a third one; the better its rank, the earlier the merge."""
+    from transformers.tokenization_utils_base import generate_merges
+
     merged = (TokenType.NORMAL, TokenType.USER_DEFINED)
     longest, total = max(map(len, tokens)), sum(map(len, tokens))
     if longest > MAX_PIECE or total > MAX_PIECES:  # each token is split at every place

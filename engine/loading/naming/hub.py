@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.fetched import damaged_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
@@ -83,6 +81,8 @@ def fetch_from_hub(name: HubName) -> Path:
 
 def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> Path:
     """Fetches files of a model; `is_again` replaces those that are there. Raises like `fetch_from_hub`."""
+    from huggingface_hub import snapshot_download  # takes as long as numpy, and most starts fetch nothing
+
     try:
         return Path(
             snapshot_download(

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urldefrag
 
-import fsspec
-
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.naming.cache import fetched_once
 from penstock.engine.loading.naming.digests import check_digest, stated_digest
@@ -39,6 +37,8 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
         CheckpointError: the package for the store is missing, the store does not deliver the model, or the digest of a
             file is another.
     """
+    import fsspec  # as in `hub`
+
     address, fragment = urldefrag(url)
     digest = stated_digest(fragment)
     if fragment and (digest is None or not address.endswith(GGUF_SUFFIX)):

@@ -6,11 +6,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading import fetched
-from penstock.engine.loading.naming import hub as hub_module
 from penstock.engine.loading.naming.resolving import resolve
 from tests.engine.loading.harms import HARMS
 
@@ -54,7 +54,7 @@ class Hub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(tmp_path)
-    monkeypatch.setattr(hub_module, "snapshot_download", hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     return hub
 
 

@@ -130,7 +130,7 @@ def test_a_name_of_the_hub_may_have_a_revision_and_a_file(
         calls.append((repository, revision, allow_patterns))
         return str(tmp_path / "models--o--n" / "snapshots" / "a")
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert is_fetched(name)
     folder = tmp_path / "models--o--n" / "snapshots" / "a"
     folder.mkdir(parents=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 
 from penstock.cli.checks.model import check_model
 from penstock.cli.shared.serve import load_model
+from penstock.engine import Engine
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.folder import Folder
 from penstock.engine.models import FAMILIES
+from penstock.engine.text.tokenizer import Tokenizer
 from tests.engine.engines import SMALL, VOCAB_SIZE, write_model
 from tests.engine.loading.gguf_files import all_of, write_gguf
+from tests.support.patience import WAIT_S
 
 NO_TOKENIZER = "holds no tokenizer: there is no tokenizer.json"
 
@@ -113,3 +117,33 @@ def test_a_gguf_file_without_a_tokenizer_is_refused(tmp_path: Path, sound: Path)
     assert "holds no tokenizer: it has no tokenizer.ggml.model" in refusal(
         write_gguf(tmp_path / "model.gguf", model, all_of("F32"))
     )
+
+
+def test_of_a_tokenizer_and_weights_that_are_both_bad_the_tokenizer_is_named(tmp_path: Path, sound: Path) -> None:
+    """They are read at the same time, and whichever is found out first."""
+    model = Path(shutil.copytree(sound, tmp_path / "model"))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"PK\x03\x04 not weights")
+    with pytest.raises(CheckpointError, match="no tokenizer could be loaded from"):
+        load_model(str(model), SMALL)
+
+
+def test_no_further_weights_are_read_once_the_tokenizer_turned_out_bad(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+
+    def refuse(*_: object, **__: object) -> Tokenizer:
+        refused.set()
+        raise CheckpointError("no tokenizer")
+
+    monkeypatch.setattr(Tokenizer, "from_dir", refuse)
+    seen: list[tuple[int, int]] = []
+
+    def report(done: int, total: int, what: str) -> None:
+        assert refused.wait(WAIT_S)
+        seen.append((done, total))
+
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        Engine.from_checkpoint(sound, SMALL, report)
+    assert all(done < total for done, total in seen)

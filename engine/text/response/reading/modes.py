@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.text.response.flaws import Flaw
 from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.messages import Framing, framing
 from penstock.engine.text.response.syntax import ReasoningMarks, ReplyFormat
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing import ResponseParser
 
 _Tags = dict[str, tuple[str, ...]]  # by the part that they begin
 
@@ -27,12 +29,12 @@ class Mode:
     """One kind of part, and the tags that end it."""
 
     is_reasoning: bool = False
-    template: ResponseTemplate | None = None  # None: nothing ends it
+    scanner: Callable[[], ResponseParser] | None = None  # makes what finds the tags; None: nothing ends it
     first: re.Pattern[str] | None = None  # matches the first character of all its tags; None: any character
 
     def first_place(self, text: str) -> int:
         """Returns the first index in `text` where a tag might begin, or -1."""
-        if self.template is None:
+        if self.scanner is None:
             return -1
         if self.first is None:
             return 0
@@ -100,8 +102,11 @@ def _mode(tags: _Tags, at_start: Mapping[str, str] | None = None, *, is_reasonin
         fields[name + AT_START] = {"open_pattern": rf"\A\s*{re.escape(tag)}"}
     if len(fields) == 1:
         return Mode(is_reasoning)
+    from transformers.utils.chat_parsing import ResponseParser  # as in `Folder.tokenizer`
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
     template = load_response_template({"start_anchor": "-", "fields": fields})
-    return Mode(is_reasoning, template, None if at_start else _first_of(tags))
+    return Mode(is_reasoning, partial(ResponseParser, template, prefix=""), None if at_start else _first_of(tags))
 
 
 def _first_of(tags: _Tags) -> re.Pattern[str]:

@@ -8,9 +8,7 @@ arguments on before these are complete, and what turns out not to be a call beco
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
-
-from transformers.utils.chat_parsing import ResponseParser
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.flaws import Flaw
@@ -30,6 +28,9 @@ from penstock.engine.text.response.reading.modes import (
     Modes,
 )
 from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing import ResponseParser
 
 PIECE_CHARS = 4096  # of a prompt: everything after a tag is copied with each tag
 MAX_CUT_OFF = 64  # what follows each is scanned again, up to the end
@@ -121,15 +122,15 @@ class ReplyParser:
         """Looks for a tag; returns the text to look at next, or None."""
         scanner = self._scanner
         if scanner is None:
-            if self._mode is self._modes.start and self._mode.template is not None:
+            if self._mode is self._modes.start and self._mode.scanner is not None:
                 text = self._without_space(text)
-            template, start = self._mode.template, self._mode.first_place(text)
-            if template is None or start < 0 or not text:
+            new_scanner, start = self._mode.scanner, self._mode.first_place(text)
+            if new_scanner is None or start < 0 or not text:
                 self._emit(text)
                 return None
             self._emit(text[:start])
             text = text[start:]
-            self._scanner = scanner = ResponseParser(template, prefix="")
+            self._scanner = scanner = new_scanner()
             self._held = ""
         self._held += text
         events = scanner.feed(text)
@@ -258,7 +259,7 @@ class ReplyParser:
             return
         if self._mode is self._modes.start:
             self._mode = self._modes.text
-        self._collector.text(text, is_last_part=self._mode.template is None)
+        self._collector.text(text, is_last_part=self._mode.scanner is None)
 
 
 def _is_part_of_tag(events: list[dict[str, Any]], last: list[dict[str, Any]]) -> bool:
