@@ -9,6 +9,7 @@ Prints tables and appends them to `benchmarks/results/cpu_kernels.jsonl`.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
+from penstock.engine.kernels.cpu import NativeLibrary, load_library
 from penstock.engine.models import QKV
 from penstock.engine.models.cpu.panels import joined
 from penstock.engine.models.layers.linear import GroupedLinear, Linear, RowGroups
@@ -66,12 +67,12 @@ def main() -> None:
 
 
 def matmuls() -> list[dict[str, Any]]:
-    width = panel_width(load_library(_BUILD_DIR))
+    library = load_library(_BUILD_DIR)
     rows = []
     for dtype in ("float32", "bfloat16"):
         for features_in, features_out in SHAPES:
             layer = Linear.plain(features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-            forms = {"XLA": jax.jit(layer), "C++": jax.jit(joined(width, layer))}
+            forms = {"XLA": jax.jit(layer), "C++": jax.jit(joined(library, layer))}
             for num_tokens in (1, 16, 64, 512):
                 x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), dtype)
                 seconds = {name: fastest_s(partial(form, x)) for name, form in forms.items()}
@@ -86,13 +87,13 @@ def matmuls() -> list[dict[str, Any]]:
 
 def grouped_matmuls() -> list[dict[str, Any]]:
     """Times a matrix per expert, and one matrix of as many bytes as those that were read."""
-    width, rows = panel_width(load_library(_BUILD_DIR)), []
+    library, rows = load_library(_BUILD_DIR), []
     for dtype in ("float32", "bfloat16"):
         for num_experts, num_chosen, features_in, features_out in EXPERTS:
             layer = GroupedLinear.plain(
                 num_experts, features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)
             )
-            forms = {"XLA": _with_weights(layer), "C++": _with_weights(joined(width, layer))}
+            forms = {"XLA": _with_weights(layer), "C++": _with_weights(joined(library, layer))}
             for num_tokens in (1, 16, 64):
                 sizes = _group_sizes(num_tokens, num_experts, num_chosen)
                 x = jax.random.normal(jax.random.key(1), (num_tokens * num_chosen, features_in), dtype)
@@ -100,7 +101,7 @@ def grouped_matmuls() -> list[dict[str, Any]]:
                     name: fastest_s(partial(form, x, RowGroups(sizes)), repeats=4) for name, form in forms.items()
                 }
                 num_read = int((sizes > 0).sum())
-                dense_s = _dense_s(x[:num_tokens], features_out * num_read, width)
+                dense_s = _dense_s(x[:num_tokens], features_out * num_read, library)
                 rows.append({
                     "dtype": dtype, "weights": f"{num_experts} x {features_in} x {features_out}", "tokens": num_tokens,
                     "rows": x.shape[0], "experts read": num_read,
@@ -136,12 +137,12 @@ def quantized_matmuls() -> list[dict[str, Any]]:
 
 def streams(features_in: int, features_out: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
     """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
-    width = panel_width(load_library(_BUILD_DIR))
+    library = load_library(_BUILD_DIR)
     found: dict[str, tuple[Callable[..., Any], int, int]] = {}
     linear = Linear.plain(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     for name in ("bf16", *QUANTIZED):
         plain = linear if name == "bf16" else _quantized(features_in, features_out, QUANTIZED[name])
-        layer = joined(width, plain)
+        layer = joined(library, plain)
         graph, state = nnx.split(layer)
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         count = max(1, STREAMED_BYTES // num_bytes)
@@ -192,9 +193,9 @@ def _with_weights(layer: nnx.Module) -> Callable[..., jax.Array]:
     return partial(jax.jit(lambda state, *inputs: nnx.merge(graph, state)(*inputs)), state)
 
 
-def _dense_s(x: jax.Array, features_out: int, width: int) -> float:
+def _dense_s(x: jax.Array, features_out: int, library: ctypes.CDLL) -> float:
     layer = Linear.plain(x.shape[1], features_out, bias=False, dtype=x.dtype, rngs=nnx.Rngs(0))
-    return fastest_s(partial(_with_weights(joined(width, layer)), x), repeats=4)
+    return fastest_s(partial(_with_weights(joined(library, layer)), x), repeats=4)
 
 
 def attention() -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR, Deployment, deploy
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.kernels.cpu import load_library, panel_width
+from penstock.engine.kernels.cpu import load_library
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
 from penstock.engine.models.config import DeltaNetConfig, MLPConfig
@@ -143,9 +143,9 @@ class Rates:
 
 def matmul_of() -> Any:
     """Returns a function that multiplies 64 rows by several weights."""
-    width = panel_width(load_library(DEFAULT_BUILD_DIR / "native"))
+    library = load_library(DEFAULT_BUILD_DIR / "native")
     linear = Linear.plain(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
-    graph, state = nnx.split(joined(width, linear))
+    graph, state = nnx.split(joined(library, linear))
     copies = [jax.tree.map(jnp.copy, state) for _ in range(_MATMULS)]
 
     def through(copies: list[nnx.State[Any, Any]], x: jax.Array) -> jax.Array:

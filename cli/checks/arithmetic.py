@@ -9,7 +9,7 @@ import jax
 from penstock.cli.checks import Finding
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import native_build_dir
-from penstock.engine.kernels.cpu import NativeLibrary, is_ready, panel_width
+from penstock.engine.kernels.cpu import NativeLibrary, is_ready
 from penstock.engine.models.cpu.timing import is_xla_quicker, matmul_times_s, shares_of_xla
 
 SHAPE = (1024, 1024)  # of the weights that are multiplied by
@@ -38,7 +38,7 @@ def check_arithmetic(config: EngineConfig) -> Finding:
     if library is None:
         return Finding("arithmetic", "warn", f"XLA's: {native.missing}", "see what is said of the compiler")
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    times_s = matmul_times_s(panel_width(library), dtype, ROWS, SHAPE)
+    times_s = matmul_times_s(library, dtype, ROWS, SHAPE)
     is_timed = not config.same_tokens and config.matmul == "auto"
     return _compared(times_s, dtype, native.instructions or "", is_timed=is_timed)
 

@@ -17,7 +17,7 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.loading.naming.resolving import resolve
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
-from penstock.engine.models.cpu.block import pack_blocks
+from penstock.engine.models.cpu.block import PackedDecoder, pack_block
 from penstock.engine.models.cpu.panels import pack_head
 from penstock.engine.models.layers.quantized import unpack_in_pieces
 from penstock.engine.processors import bound_xla
@@ -75,9 +75,10 @@ def _model(path: Path, deployment: Deployment, progress: ReportProgress) -> Deco
         placement=deployment.placement,
         stacked=deployment.attention.is_stacked,
         pack_head=None if library is None else partial(pack_head, library=library),
+        pack_block=None if library is None else partial(pack_block, library=library),
     )
     if library is not None:
-        loaded = pack_blocks(loaded, library)
+        loaded = PackedDecoder(loaded)
     if deployment.platform == "tpu":
         loaded = prepare_for_tpu(loaded, deployment.placement)
     if deployment.unpacks_in_pieces:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from penstock.engine.arithmetic import arithmetic_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment
-from penstock.engine.kernels.cpu import panel_width
 from penstock.engine.models import ModelConfig
 from penstock.engine.models.config import MLPConfig
 from penstock.engine.models.cpu.timing import is_xla_quicker, matmul_times_s, shares_of_xla
@@ -28,7 +27,7 @@ def with_quickest(deployment: Deployment) -> Deployment:
         return deployment
     rows = sorted({1, config.max_num_seqs, config.max_batch_tokens})
     shape = min(deployment.model.hidden_size, _MOST_FEATURES), min(max(sizes), _MOST_FEATURES)
-    times_s = matmul_times_s(panel_width(library), deployment.model.dtype, rows, shape)
+    times_s = matmul_times_s(library, deployment.model.dtype, rows, shape)
     is_xla = is_xla_quicker(times_s)
     said = _said("xla" if is_xla else "native", times_s)
     return replace(deployment, matmul_library=None if is_xla else library, timed=(said,))

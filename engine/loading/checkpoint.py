@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ from penstock.engine.models import (
     stacked_layers,
 )
 from penstock.engine.models.axes import KV_SCALES, logical_axes, row_axis
+from penstock.engine.models.block import Block
 from penstock.engine.models.hf.config import checked_dtype
 from penstock.engine.progress import ReportProgress
 from penstock.engine.sharding.experts import shard_experts
@@ -84,11 +86,14 @@ def load_model(
     placement: Placement | None = None,
     stacked: bool = False,
     pack_head: Callable[[Decoder], None] | None = None,
+    pack_block: Callable[[Block], Block] | None = None,
 ) -> Decoder:
     """Reads the weights, one parameter at a time, into a Decoder.
 
     They go to the default device; with `placement`, each device of its mesh reads only its own share. Parameters around
-    the blocks come first. `pack_head` may then change them, which takes memory that the blocks do not need yet.
+    the blocks come first. `pack_head` may then change them, which takes memory that the blocks do not need yet. Each
+    block is replaced by what `pack_block` returns as soon as it is complete. The kernels that these two pack are numpy
+    arrays, mapped if a file holds them as they are: packing reads them from there.
 
     Every tensor of the model must be there with its shape, and no other. Names, shapes and types are all checked before
     the first weight is read. Five kinds of extra tensors are ignored: rotary frequencies, an `lm_head.weight`
@@ -107,20 +112,37 @@ def load_model(
     around = [source for source in checked.sources if source.path[0] != "blocks"]
     blocks = [source for source in checked.sources if source.path[0] == "blocks"]
     blocks.sort(key=lambda source: stored[source.names[0]].file)  # one file at a time
+    num_missing = Counter(int(source.path[1]) for source in blocks)  # parameters of each block
+    packs: Mapping[object, object] = {"head": pack_head, "blocks": pack_block}
+
+    def read(source: AnySource) -> None:
+        nonlocal num_bytes_read
+        is_packed = packs.get(source.path[0]) is not None
+        if is_packed and isinstance(source, ParameterSource) and source.path[-1] == "kernel":
+            _put(model, source.path, files.kernel(source))
+        else:
+            _put(model, source.path, files.array(source, placement))
+        num_bytes_read += num_bytes[source.path]
+        if progress is not None:
+            progress(num_bytes_read, sum(num_bytes.values()), "weights")
+
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
-        for source in (*around, *blocks):
-            _put(model, source.path, files.array(source, placement))
-            num_bytes_read += num_bytes[source.path]
-            if progress is not None:
-                progress(num_bytes_read, sum(num_bytes.values()), "weights")
-            if source is around[-1] and pack_head is not None:
-                pack_head(model)
+        for source in around:
+            read(source)
+        if pack_head is not None:
+            pack_head(model)
+        for source in blocks:
+            read(source)
+            number = int(source.path[1])
+            num_missing[number] -= 1
+            if pack_block is not None and not num_missing[number]:
+                model.blocks[number] = pack_block(model.blocks[number])
     return model if placement is None else shard_experts(model, placement)
 
 
-def _put(model: Decoder, path: ParamPath, array: jax.Array) -> None:
+def _put(model: Decoder, path: ParamPath, array: jax.Array | np.ndarray) -> None:
     holder: Any = model
     for name in path[:-1]:
         holder = holder[name] if isinstance(name, int) else getattr(holder, name)

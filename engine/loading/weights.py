@@ -29,6 +29,7 @@ from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding.placement import Placement
 
 FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
+_MAPPED_TYPES = {kind: jnp.dtype(name) for kind, name in {**FLOAT_TYPES, "F8_E4M3": "float8_e4m3fn"}.items()}
 _BITS = re.compile(r"(?:BF|F|I|U)(\d+)")
 
 
@@ -161,6 +162,16 @@ class WeightFiles:
         sharding = placement.sharding(logical_axes(source.path, len(source.shape)), source.padded_shape)
         return jax.make_array_from_callback(source.padded_shape, sharding, share)
 
+    def kernel(self, source: ParameterSource) -> np.ndarray:
+        """Returns a kernel in host memory, transposed as in the files. What one tensor holds as it is stays mapped."""
+        whole = (slice(None),) * len(source.shape)
+        if not source.num_spread and not source.padding:
+            name = source.names[0]
+            array = self._read(source, name, self.mapped(name), _without_padding(source, whole))
+            if array.dtype == source.dtype:
+                return array
+        return self._share(source, whole, is_transposed=source.is_transposed)
+
     def check(self, name: str, leaf: Leaf) -> None:
         """Reads a tensor whose contents must be as `leaf` says.
 
@@ -170,12 +181,15 @@ class WeightFiles:
         with self._named(name):
             leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
-    def _share(self, source: AnySource, index: Index) -> np.ndarray:
+    def _share(self, source: AnySource, index: Index, *, is_transposed: bool = False) -> np.ndarray:
         """Reads a device's share, in small pieces, into memory that the device may keep: the share is whole
-        only here.
+        only here. `is_transposed` says that its last two axes are swapped in memory.
         """
         sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.padded_shape, strict=True)]
-        array = device_buffer(sizes, np.dtype(source.dtype))
+        if is_transposed:
+            array = device_buffer((*sizes[:-2], sizes[-1], sizes[-2]), np.dtype(source.dtype)).swapaxes(-1, -2)
+        else:
+            array = device_buffer(sizes, np.dtype(source.dtype))
         stored = _without_padding(source, index)
         self._fill(array[tuple(slice(part.stop - part.start) for part in stored)], source, stored)
         return array
@@ -226,17 +240,18 @@ class WeightFiles:
     def tensor(self, name: str) -> Any:
         """Returns an object that reads the parts that it is indexed with."""
         stored = self._stored[name]
-        return self._mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
+        # safetensors cannot give f8 to numpy
+        return self.mapped(name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
 
-    def _mapped(self, stored: Stored, name: str) -> np.ndarray:
-        """Maps a tensor of a type that safetensors cannot give to numpy; the file was opened, and so checked,
-        before.
-        """
+    def mapped(self, name: str) -> Any:
+        """Returns an object as `tensor` does, whose parts may be read where they are in the file."""
+        stored = self._stored[name]
+        self._opened(stored.file)  # checks the file
         if stored.file not in self._bytes:
             self._bytes[stored.file] = _tensor_bytes(stored.file)
         data, places = self._bytes[stored.file]
-        array: np.ndarray = data[slice(*places[name]["data_offsets"])].view(jnp.float8_e4m3fn).reshape(stored.shape)
-        return array
+        array: np.ndarray = data[slice(*places[name]["data_offsets"])].view(_MAPPED_TYPES[stored.kind])
+        return array.reshape(stored.shape)
 
     def _opened(self, file: Path) -> Any:
         if file not in self._files:
@@ -261,7 +276,7 @@ def _tensor_bytes(file: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
     """Returns everything after the header, mapped, and the header, by tensor name."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        return np.memmap(file, np.uint8, "r", 8 + size), json.loads(opened.read(size))
+        return np.asarray(np.memmap(file, np.uint8, "r", 8 + size)), json.loads(opened.read(size))
 
 
 def _transposed(tensor: Any, index: Index) -> np.ndarray:

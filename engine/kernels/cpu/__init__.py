@@ -16,7 +16,14 @@ from penstock.engine.kernels.cpu.layout import (
     SUM_ROWS,
     SURVEY,
 )
-from penstock.engine.kernels.cpu.library import NativeLibrary, is_ready, load_library, panel_width, value_or_empty
+from penstock.engine.kernels.cpu.library import (
+    NativeLibrary,
+    is_ready,
+    load_library,
+    pack_panels,
+    panel_width,
+    value_or_empty,
+)
 from penstock.engine.kernels.cpu.processor_kinds import kind_here
 from penstock.engine.kernels.cpu.shipping import shipped_library
 
@@ -37,6 +44,7 @@ __all__ = [
     "is_ready",
     "kind_here",
     "load_library",
+    "pack_panels",
     "panel_width",
     "shipped_library",
     "value_or_empty",

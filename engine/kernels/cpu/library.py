@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from penstock.engine import kept_files
@@ -22,6 +23,7 @@ from penstock.engine.kernels.cpu.compilation import (
 from penstock.engine.kernels.cpu.halves import HALF_TABLES
 from penstock.engine.kernels.cpu.layout import ENUMERATIONS, KERNELS, check_layout
 from penstock.engine.kernels.cpu.shipping import shipped_library
+from penstock.engine.processors import num_processors
 from penstock.engine.progress import ReportProgress, silent
 
 TABLES = (*KERNELS, *HALF_TABLES, *ENUMERATIONS)
@@ -134,6 +136,28 @@ def panel_width(library: ctypes.CDLL) -> int:
     """Returns the number of columns in a panel of packed weights, which depends on the processor."""
     library.PenstockPanelWidth.restype = ctypes.c_int64
     return int(library.PenstockPanelWidth())
+
+
+def pack_panels(library: ctypes.CDLL, columns: np.ndarray, depth: int, panels: np.ndarray) -> None:
+    """Transposes columns into panels, on all processors.
+
+    Args:
+        library: the kernels.
+        columns: i64 `[num_panels, width]`, the addresses of `depth` words each; 0 for a column of zeros.
+        depth: number of words in a column: one per feature, or one per two in bf16.
+        panels: where they go, contiguous: `[num_panels, depth, width]`, with words of 2 or 4 bytes.
+    """
+    library.PenstockPackPanels.restype = None
+    num_panels, width = columns.shape
+    word_bytes = panels.nbytes // (num_panels * depth * width)
+    columns = np.ascontiguousarray(columns)
+    numbers = map(ctypes.c_int64, (num_panels, depth, word_bytes))
+    library.PenstockPackPanels(
+        ctypes.c_void_p(columns.ctypes.data),
+        *numbers,
+        ctypes.c_void_p(panels.ctypes.data),
+        ctypes.c_int64(num_processors()),
+    )
 
 
 def _instructions(library: ctypes.CDLL) -> str:

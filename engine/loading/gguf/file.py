@@ -122,3 +122,5 @@ class _GgufWeights(WeightFiles):
 
     def tensor(self, name: str) -> LazyArray:
         return self._of_names[name].array(self._data)
+
+    mapped = tensor

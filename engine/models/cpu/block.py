@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.kernels.cpu import panel_width, value_or_empty
+from penstock.engine.kernels.cpu import value_or_empty
 from penstock.engine.kernels.cpu.halves import (
     ATTENTION_HALF,
     DELTA_NET,
@@ -64,14 +64,19 @@ _RECURRENCE_FACTORS = {
 def pack_blocks(model: Decoder, library: ctypes.CDLL) -> Decoder:
     """Returns the model, which must not be stacked, with packed blocks. Blocks are replaced one at a time, so that only
     one is ever in memory twice.
+    """
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = pack_block(block, library)
+    return PackedDecoder(model)
+
+
+def pack_block(block: Block, library: ctypes.CDLL) -> PackedBlock:
+    """Returns the block, which is used up, with its matmuls packed.
 
     Queries, keys and values become one matmul; gate and up another, with the activation in it.
     """
-    width = panel_width(library)
-    for number, block in enumerate(model.blocks):
-        pack_halves(block, width)
-        model.blocks[number] = PackedBlock(block)
-    return PackedDecoder(model)
+    pack_halves(block, library)
+    return PackedBlock(block)
 
 
 class PackedDecoder(Decoder):

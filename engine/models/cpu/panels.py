@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from penstock.engine.kernels.cpu import GROUP_ROWS, ROUTE, SUM_ROWS, panel_width, value_or_empty
+from penstock.engine.formats.buffers import device_buffer
+from penstock.engine.kernels.cpu import GROUP_ROWS, ROUTE, SUM_ROWS, pack_panels, panel_width, value_or_empty
 from penstock.engine.kernels.cpu.layout import GATE_NAMES
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.cpu.held import NOT_GATED, Panels, result, splits_of
-from penstock.engine.models.cpu.quantized import has_kernel, quantized_panels
+from penstock.engine.models.cpu.quantized import column_order, has_kernel, quantized_panels
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.layers.basic import GatedMLP
 from penstock.engine.models.layers.delta_net import DeltaNet
@@ -41,13 +43,12 @@ _RECURRENCES = {
 
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
     """Packs the head. Beside quantized layers, an embedding that is also the head is held only as the head."""
-    width = panel_width(library)
     if model.head is not None:
-        _pack(model, ("head",), width)
+        _pack(model, ("head",), library)
     elif isinstance(model.embedding, Linear):
-        _pack(model, ("embedding",), width)
+        _pack(model, ("embedding",), library)
     else:
-        model.head = nnx.data(tied(model.embedding[...], width))  # nnx treated None as a constant
+        model.head = nnx.data(tied(model.embedding[...], library))  # nnx treated None as a constant
         if model.config.is_packed:
             model.embedding = None
 
@@ -66,15 +67,19 @@ def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
     return {mlp.intermediate_size} if shared is None else {mlp.intermediate_size, shared.intermediate_size}
 
 
-def tied(embedding: jax.Array, width: int) -> Linear:  # [out, in]
+def tied(embedding: jax.Array, library: ctypes.CDLL) -> Linear:  # [out, in]
     """Packs an embedding as a head."""
-    weights = _panels([embedding], width, gated=False, transposed=True)
+    weights = _panels([np.asarray(embedding)], library, gated=False)
     return Linear(Panels((embedding.shape[0],), NOT_GATED), {"weights": weights})
 
 
-def joined(width: int, *linears: AnyLinear, gate: int = NOT_GATED) -> AnyLinear:
+def joined(library: ctypes.CDLL, *linears: AnyLinear, gate: int = NOT_GATED) -> AnyLinear:
     """Packs matmuls of one input side by side, as one; `can_join` says whether there is a kernel for them."""
-    held, arrays = (_plain_panels if _are_plain(*linears) else quantized_panels)(linears, width, gate)
+    width = panel_width(library)
+    if _are_plain(*linears):
+        held, arrays = _plain_panels(linears, library, gate)
+    else:
+        held, arrays = quantized_panels(linears, width, gate)
     return type(linears[0])(held, arrays, _joined_biases(linears, width, gated=gate != NOT_GATED))
 
 
@@ -86,56 +91,56 @@ def _are_plain(*linears: Weight) -> bool:
     return all(isinstance(linear.held, Plain) for linear in linears)
 
 
-def pack_halves(block: Block, width: int) -> None:
+def pack_halves(block: Block, library: ctypes.CDLL) -> None:
     """Packs the matmuls of attention, or of the recurrence in its place, and of the feed-forward. Quantized layers that
     no kernel supports are left as they are.
     """
     recurrence = block.recurrence
     if recurrence is None:
-        _pack(block.attention, ("q", "k", "v", "gate"), width)
-        _pack(block.attention, ("out",), width)
+        _pack(block.attention, ("q", "k", "v", "gate"), library)
+        _pack(block.attention, ("out",), library)
     else:
         for names in _RECURRENCES[type(recurrence)]:
-            _pack(recurrence, names, width)
+            _pack(recurrence, names, library)
     if isinstance(block.mlp, Experts):
-        _pack_experts(block.mlp, width)
+        _pack_experts(block.mlp, library)
     else:
-        pack_mlp(block.mlp, width)
+        pack_mlp(block.mlp, library)
     if block.per_layer is not None:
-        _pack(block.per_layer, ("gate",), width)
-        _pack(block.per_layer, ("projection",), width)
+        _pack(block.per_layer, ("gate",), library)
+        _pack(block.per_layer, ("projection",), library)
 
 
-def _pack(module: Any, names: Sequence[str], width: int, gate: int = NOT_GATED) -> None:
+def _pack(module: Any, names: Sequence[str], library: ctypes.CDLL, gate: int = NOT_GATED) -> None:
     """Joins the module's matmuls of these names in the first of them, or packs each if there is no kernel for all."""
     names = [name for name in names if getattr(module, name) is not None]
     linears = [getattr(module, name) for name in names]
     if can_join(*linears):
-        for name, linear in zip(names, [joined(width, *linears, gate=gate), *[None] * (len(names) - 1)], strict=True):
+        for name, linear in zip(names, [joined(library, *linears, gate=gate), *[None] * (len(names) - 1)], strict=True):
             setattr(module, name, linear)
     elif len(names) > 1:
         for name in names:
-            _pack(module, (name,), width)
+            _pack(module, (name,), library)
 
 
-def pack_mlp(mlp: GatedMLP, width: int) -> None:
+def pack_mlp(mlp: GatedMLP, library: ctypes.CDLL) -> None:
     if mlp.activation in GATES:
-        _pack(mlp, ("gate", "up"), width, GATES[mlp.activation])
+        _pack(mlp, ("gate", "up"), library, GATES[mlp.activation])
     else:
         for name in ("gate", "up"):
-            _pack(mlp, (name,), width)
-    _pack(mlp, ("down",), width)
+            _pack(mlp, (name,), library)
+    _pack(mlp, ("down",), library)
 
 
-def _pack_experts(experts: Experts, width: int) -> None:
-    _pack(experts, ("router",), width)
+def _pack_experts(experts: Experts, library: ctypes.CDLL) -> None:
+    _pack(experts, ("router",), library)
     grouped = experts.experts
     if can_join(*present(grouped.gate, grouped.up)) and can_join(grouped.down):
-        experts.experts = PackedExperts(grouped, width)
+        experts.experts = PackedExperts(grouped, library)
     if experts.shared is not None:
-        pack_mlp(experts.shared, width)
+        pack_mlp(experts.shared, library)
     if experts.shared_gate is not None:
-        _pack(experts, ("shared_gate",), width)
+        _pack(experts, ("shared_gate",), library)
 
 
 class PackedExperts(GroupedMLP):
@@ -143,11 +148,11 @@ class PackedExperts(GroupedMLP):
     calls of their own, whatever holds the weights.
     """
 
-    def __init__(self, experts: GroupedMLP, width: int) -> None:
+    def __init__(self, experts: GroupedMLP, library: ctypes.CDLL) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         gate = NOT_GATED if experts.clamped else GATES.get(experts.activation, NOT_GATED)
-        self.gate, self.up = joined(width, *present(experts.gate, experts.up), gate=gate), None
-        self.down = joined(width, experts.down)
+        self.gate, self.up = joined(library, *present(experts.gate, experts.up), gate=gate), None
+        self.down = joined(library, experts.down)
 
     def route(
         self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
@@ -175,14 +180,37 @@ class PackedExperts(GroupedMLP):
         return SUM_ROWS({"rows": rows, "places": places, "weights": weights}, {"y": result(x.shape, jnp.float32)})[0]
 
 
-def _plain_panels(linears: Sequence[Weight], width: int, gate: int) -> tuple[Panels, dict[str, jax.Array]]:
-    kernels, gated = [linear.kernel[...] for linear in linears], gate != NOT_GATED
-    if kernels[0].ndim == 2:
-        weights = _panels(kernels, width, gated=gated, transposed=False)
-    else:  # [experts, in, out] of each -> [experts, panels, in, width], with pairs of rows interleaved for bf16
-        parts = zip(*kernels, strict=True)
-        weights = jnp.stack([_panels_of(_columns(each, width, gated=gated), width) for each in parts])
+def _plain_panels(linears: Sequence[Weight], library: ctypes.CDLL, gate: int) -> tuple[Panels, dict[str, jax.Array]]:
+    columns = [np.asarray(linear.kernel[...]).swapaxes(-1, -2) for linear in linears]
+    weights = _panels(columns, library, gated=gate != NOT_GATED)
     return Panels(splits_of([_num_out(linear) for linear in linears], gate), gate), {"weights": weights}
+
+
+def _panels(parts: Sequence[np.ndarray], library: ctypes.CDLL, *, gated: bool) -> jax.Array:
+    """Packs the columns of kernels, `[..., out, in]` each, side by side.
+
+    The result is `[..., panels, in, width]` or, in bf16 with pairs of features interleaved, `[..., panels, in / 2,
+    width, 2]`. Columns that lie in memory or in a mapped file one after the other are read from there, and once.
+    """
+    parts = [np.ascontiguousarray(part) for part in parts]
+    *leading, _, depth = parts[0].shape
+    order = column_order([part.shape[-2] for part in parts], panel_width(library), gated=gated)
+    pair = (2,) if parts[0].dtype == jnp.bfloat16 else ()
+    depth //= math.prod(pair)
+    packed = device_buffer((*leading, order.shape[0], depth, order.shape[1], *pair), parts[0].dtype)
+    addresses = np.concatenate([_addresses(part) for part in parts], axis=-1)
+    columns = np.where(order < 0, 0, addresses[..., order])
+    pack_panels(library, columns.reshape(-1, order.shape[1]), depth, packed)
+    placed: jax.Array = jax.device_put(packed)
+    return placed
+
+
+def _addresses(part: np.ndarray) -> np.ndarray:
+    """Returns where each column of `[..., out, in]`, which is contiguous, begins in memory: i64 `[..., out]`."""
+    *leading, depth = part.shape
+    last = part.ctypes.data + math.prod(part.shape) * part.itemsize
+    columns: np.ndarray = np.arange(part.ctypes.data, last, depth * part.itemsize)
+    return columns.reshape(leading)
 
 
 def _num_out(linear: Weight) -> int:
@@ -203,13 +231,6 @@ def _joined_biases(linears: Sequence[Weight], width: int, *, gated: bool) -> jax
     return rows.reshape(*leading, -1)
 
 
-@partial(jax.jit, static_argnames=("width", "gated", "transposed"))
-def _panels(kernels: Sequence[jax.Array], width: int, *, gated: bool, transposed: bool) -> jax.Array:
-    """Packs kernels into panels. Compiled, so that no intermediate arrays are in memory."""
-    parts = [kernel.T for kernel in kernels] if transposed else kernels
-    return _panels_of(_columns(parts, width, gated=gated), width)
-
-
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
     """Returns the columns of all parts, one part after the other; if gated, half a panel of each part in turn."""
     if not gated:
@@ -221,12 +242,3 @@ def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Arra
 
 def _padded(columns: jax.Array, width: int) -> jax.Array:
     return jnp.pad(columns, ((0, 0), (0, -columns.shape[1] % width)))
-
-
-def _panels_of(kernel: jax.Array, width: int) -> jax.Array:
-    """Packs [in, out] to [panels, in, width]; bf16, with pairs of rows interleaved, to [panels, in / 2, width, 2]."""
-    depth = kernel.shape[0]
-    panels = kernel.reshape(depth, -1, width).transpose(1, 0, 2)
-    if kernel.dtype != jnp.bfloat16:
-        return panels
-    return panels.reshape(panels.shape[0], depth // 2, 2, width).swapaxes(2, 3)

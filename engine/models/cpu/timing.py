@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +20,18 @@ _WORTHWHILE = 0.9  # of C++'s time: kernels of whole layers save calls that one 
 
 
 def matmul_times_s(
-    width: int, dtype: str, rows: Sequence[int], shape: tuple[int, int]
+    library: ctypes.CDLL, dtype: str, rows: Sequence[int], shape: tuple[int, int]
 ) -> dict[int, tuple[float, float]]:
     """Returns by rows the least seconds of a matmul in C++ and in XLA, measured in turn.
 
     Args:
-        width: of the panels that the kernels read.
+        library: the C++ kernels.
         dtype: of weights and activations.
         rows: numbers of rows to measure.
         shape: features in and out.
     """
     plain = Linear.plain(*shape, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-    forms = _callable(joined(width, plain)), _callable(plain)
+    forms = _callable(joined(library, plain)), _callable(plain)
     found = {}
     for count in rows:
         x = jax.random.normal(jax.random.key(1), (count, shape[0]), dtype)

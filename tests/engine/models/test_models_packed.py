@@ -14,7 +14,7 @@ from flax import nnx
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
-from penstock.engine.kernels.cpu import load_library, panel_width
+from penstock.engine.kernels.cpu import load_library
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
 from penstock.engine.models.cpu.panels import PackedExperts, joined, pack_mlp, tied
 from penstock.engine.models.layers.basic import GatedMLP
@@ -29,8 +29,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3, "float16": 1e-3}
 
 
 @cache
-def width() -> int:
-    return panel_width(load_library(Path.home() / ".cache" / "penstock" / "native"))
+def library() -> Any:
+    return load_library(Path.home() / ".cache" / "penstock" / "native")
 
 
 def linear(in_features: int, out_features: int, dtype: str, *, bias: bool = False, seed: int = 0) -> Linear:
@@ -56,10 +56,10 @@ def assert_close(got: jax.Array, expected: jax.Array, dtype: str) -> None:
 def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
     layer, numbers = linear(6, 130, dtype), jnp.asarray([129, 0, 64, 5])
     expected = layer.kernel[...].T[numbers]
-    embedding = tied(layer.kernel[...].T, width())
+    embedding = tied(layer.kernel[...].T, library())
     for columns in (
         layer.columns(numbers),
-        joined(width(), layer).columns(numbers),
+        joined(library(), layer).columns(numbers),
         embedding.columns(numbers),
     ):
         np.testing.assert_array_equal(columns, expected)
@@ -67,9 +67,24 @@ def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("depth", "sizes"), [(6, (130,)), (300, (70, 5, 64)), (1026, (1,))])
+def test_panels_have_their_columns_side_by_side(dtype: str, depth: int, sizes: tuple[int, ...]) -> None:
+    """The kernels' order: a feature of all columns after the other or, in bf16, two features of a column."""
+    layers = [linear(depth, size, dtype, seed=number) for number, size in enumerate(sizes)]
+    panels = np.asarray(joined(library(), *layers).arrays["weights"])
+    if dtype == "bfloat16":
+        panels = panels.swapaxes(2, 3).reshape(len(panels), depth, -1)
+    found = panels.swapaxes(1, 2).reshape(-1, depth)
+    columns = np.concatenate([layer.kernel[...].T for layer in layers])
+    np.testing.assert_array_equal(found[: len(columns)], columns)
+    assert not found[len(columns) :].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_first_rows_are_those_of_all(dtype: str) -> None:
     layer, x = linear(48, 130, dtype, bias=True), tokens(70, 48, dtype)
-    for each in (layer, joined(width(), layer)):
+    for each in (layer, joined(library(), layer)):
         whole = each.wide(x)
         for count in (0, 1, 5, 69, 70, 99):
             first = each.wide_first(x, jnp.asarray([count]))
@@ -81,7 +96,7 @@ def test_the_first_rows_are_those_of_all(dtype: str) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 6, 17, 97, 200])
 def test_a_packed_product_is_the_product(num_tokens: int, dtype: str) -> None:
     layer, x = linear(600, 130, dtype, bias=True), tokens(num_tokens, 600, dtype)
-    assert_close(jax.jit(joined(width(), layer))(x), layer(x), dtype)
+    assert_close(jax.jit(joined(library(), layer))(x), layer(x), dtype)
 
 
 @needs_compiler
@@ -90,7 +105,7 @@ def test_several_layers_in_one_product_stand_side_by_side(dtype: str) -> None:
     layers = [linear(64, size, dtype, bias=size == 24, seed=size) for size in (96, 24, 8)]
     x = tokens(7, 64, dtype)
     expected = jnp.concatenate([layer(x) for layer in layers], axis=1)
-    assert_close(joined(width(), *layers)(x), expected, dtype)
+    assert_close(joined(library(), *layers)(x), expected, dtype)
 
 
 @needs_compiler
@@ -104,14 +119,14 @@ def test_the_gated_product_is_the_feed_forward(dtype: str, bias: bool) -> None:
             layer.bias[...] = jnp.linspace(-2, 2, layer.bias.shape[0], dtype=dtype)
     x = tokens(11, 48, dtype)
     expected = mlp(x)
-    pack_mlp(mlp, width())
+    pack_mlp(mlp, library())
     assert_close(mlp(x), expected, dtype)
 
 
 @needs_compiler
 def test_logits_are_not_rounded_to_the_type_of_the_weights() -> None:
     layer, x = linear(64, 80, "bfloat16"), tokens(3, 64, "bfloat16")
-    wide = joined(width(), layer).wide(x)
+    wide = joined(library(), layer).wide(x)
     assert wide.dtype == jnp.float32
     np.testing.assert_allclose(wide, layer.wide(x), atol=1e-5)
 
@@ -119,7 +134,7 @@ def test_logits_are_not_rounded_to_the_type_of_the_weights() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
-    layer, x = joined(width(), linear(256, 70, dtype)), tokens(100, 256, dtype)
+    layer, x = joined(library(), linear(256, 70, dtype)), tokens(100, 256, dtype)
     together = np.asarray(layer(x), np.float32)
     for start, end in ((0, 1), (3, 8), (90, 100)):
         np.testing.assert_array_equal(np.asarray(layer(x[start:end]), np.float32), together[start:end])
@@ -138,7 +153,7 @@ def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any
         if linear.bias is not None:
             linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
     groups = RowGroups(jnp.asarray([3, 0, 100, 1, 0], jnp.int32))  # more than a task's rows, and none
-    x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, width()))
+    x, packed = tokens(110, 48, dtype), jax.jit(PackedExperts(experts, library()))
     got = packed(x, groups)[:104]
     assert_close(got, experts(x, groups)[:104], dtype)
     alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0, 0], jnp.int32)))
@@ -160,7 +175,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", ROUTERS.values(), ids=ROUTERS)
 def test_tokens_go_to_the_experts_that_the_reference_says(options: dict[str, Any]) -> None:
     config = ExpertsConfig(**{"num_experts": 6, "num_chosen": 2, "intermediate_size": 8, **options})
-    packed = PackedExperts(GroupedMLP(config, 16, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
+    packed = PackedExperts(GroupedMLP(config, 16, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), library())
     logits = jax.random.normal(jax.random.key(1), (40, 6)) * 3
     logits = logits.at[0].set(0.0).at[1, 2:5].set(7.0).at[2].set(-500.0).at[3].set(jnp.arange(6) * 40.0)  # ties, ends
     correction = jnp.linspace(0.5, -0.5, 6) if config.has_correction else None
@@ -181,7 +196,7 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
     experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
     for linear in present(experts.gate, experts.up, experts.down):
         linear.kernel[...] = linear.kernel[...] * 20
-    x, packed = tokens(70, 48, dtype), PackedExperts(experts, width())
+    x, packed = tokens(70, 48, dtype), PackedExperts(experts, library())
     chosen = jax.random.randint(jax.random.key(4), (70, 3), 0, 6).at[60:].set(5)  # 5: an expert that is not here
     weights = jax.random.uniform(jax.random.key(5), (70, 3))
     sizes, compute = [], PackedExperts.__call__
@@ -201,7 +216,7 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
 @needs_compiler
 def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
     gated = GatedMLP(MLPConfig(64), 32, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
-    pack_mlp(gated, width())
+    pack_mlp(gated, library())
     out = gated(tokens(4, 32, "float32").at[1, 3].set(jnp.nan).at[2, 0].set(jnp.inf))
     assert not jnp.isfinite(out[1]).any()
     assert not jnp.isfinite(out[2]).any()

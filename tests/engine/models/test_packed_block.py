@@ -18,7 +18,7 @@ from flax import nnx
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.attention import GroupedBatch, KVCacheSpec, attend_in_groups, attention_for
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
+from penstock.engine.kernels.cpu import NativeLibrary, load_library
 from penstock.engine.models import AttentionConfig, BlockConfig, ExpertsConfig, LayerCache, MLPConfig, NormConfig
 from penstock.engine.models.attention_interface import GroupCache
 from penstock.engine.models.block import Block
@@ -82,8 +82,8 @@ LEFT_TO_SLOW_RUNS = {(name, "float16") for name in BLOCKS.keys() - {"plain", "in
 
 
 @cache
-def width() -> int:
-    return panel_width(load_library(BUILD_DIR))
+def library() -> Any:
+    return load_library(BUILD_DIR)
 
 
 def random_block(config: BlockConfig, dtype: str, *, packed: bool) -> Block:
@@ -92,7 +92,7 @@ def random_block(config: BlockConfig, dtype: str, *, packed: bool) -> Block:
     nnx.update(block, jax.tree.map(lambda leaf: random_like(leaf, next(keys)), nnx.state(block)))
     if not packed:
         return block
-    pack_halves(block, width())
+    pack_halves(block, library())
     return PackedBlock(block)
 
 

@@ -23,7 +23,7 @@ from examples.demo_model.stories import draw_request, question, tell
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels.cpu import load_library, panel_width
+from penstock.engine.kernels.cpu import load_library
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder
 from penstock.engine.models.cpu.block import pack_blocks
@@ -56,11 +56,6 @@ def library() -> Any:
     return load_library(Path.home() / ".cache" / "penstock" / "native")
 
 
-@cache
-def width() -> int:
-    return panel_width(library())
-
-
 def rows_of(num_rows: int, dtype: str, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=(num_rows, IN)), dtype)
 
@@ -72,7 +67,7 @@ def test_a_product_is_that_of_the_values(name: str, dtype: str) -> None:
     layer = filled(packing, rng, dtype, bias=True, num_out=OUT)
     assert layer.bias is not None
     weight, bias = np.asarray(weight_of(layer), np.float64), np.asarray(layer.bias[...], np.float64)
-    packed = joined(width(), layer)
+    packed = joined(library(), layer)
     for num_rows in (1, 5, 103):
         x = rows_of(num_rows, dtype)
         found = packed.wide(x)
@@ -111,7 +106,7 @@ def test_a_row_does_not_depend_on_the_other_rows(name: str, dtype: str, first: i
 @cache
 def _together(name: str, dtype: str) -> tuple[np.ndarray, Linear]:
     layer = filled(SUPPORTED[name], np.random.default_rng(3), dtype, bias=False, num_out=OUT)
-    packed = joined(width(), layer)
+    packed = joined(library(), layer)
     return np.asarray(packed(rows_of(120, dtype)), np.float32), packed
 
 
@@ -122,14 +117,14 @@ def test_whole_numbers_are_summed_without_saturation(sign: int) -> None:
     layer = filled(packing, np.random.default_rng(0), "float32", bias=False, num_out=OUT)
     for name, array in (("codes", jnp.full((OUT, IN), -128, jnp.int8)), ("scales", jnp.ones((OUT, 1)))):
         setattr(layer, name, nnx.Param(array))
-    found = joined(width(), layer).wide(jnp.full((7, IN), 127.0 * sign))
+    found = joined(library(), layer).wide(jnp.full((7, IN), 127.0 * sign))
     np.testing.assert_array_equal(found, np.full((7, OUT), -128.0 * 127 * IN * sign))
 
 
 def test_rows_of_zeros_and_of_what_is_no_number() -> None:
     layer = filled(SUPPORTED["int8 per channel, int8 activations"], np.random.default_rng(0), "float32", bias=False)
     x = rows_of(5, "float32").at[0].set(0).at[1, 3].set(jnp.inf).at[2, 5].set(jnp.nan).at[3].set(1e-38)
-    found = np.asarray(joined(width(), layer).wide(x))
+    found = np.asarray(joined(library(), layer).wide(x))
     assert np.isnan(found).all(axis=1).tolist() == [False, True, True, False, False]
     assert not found[[0, 3]].any()
     np.testing.assert_array_equal(found, layer.wide(x))
@@ -141,9 +136,9 @@ def test_joined_and_gated_layers_stand_side_by_side(name: str) -> None:
         filled(SUPPORTED[name], np.random.default_rng(seed), "float32", bias=seed == 1, num_out=100) for seed in (1, 2)
     ]
     x = rows_of(9, "float32")
-    apart = [joined(width(), layer)(x) for layer in layers]
-    np.testing.assert_array_equal(joined(width(), *layers)(x), jnp.concatenate(apart, axis=1))
-    gated = joined(width(), *layers, gate=GATES["silu"])(x)
+    apart = [joined(library(), layer)(x) for layer in layers]
+    np.testing.assert_array_equal(joined(library(), *layers)(x), jnp.concatenate(apart, axis=1))
+    gated = joined(library(), *layers, gate=GATES["silu"])(x)
     np.testing.assert_allclose(gated, jax.nn.silu(apart[0]) * apart[1], rtol=1e-4, atol=1e-4)
 
 
@@ -154,7 +149,7 @@ def test_each_row_goes_through_its_own_expert(name: str) -> None:
     experts = GroupedLinear(Quantized(packing, (OUT, IN)), leaves, jnp.asarray(rng.normal(size=(4, OUT)), jnp.float32))
     unpack_in_pieces(experts)
     x, groups = rows_of(130, "float32"), RowGroups(jnp.asarray([3, 0, 110, 9], jnp.int32))
-    packed = joined(width(), experts)
+    packed = joined(library(), experts)
     found, expected = packed(x, groups)[:122], experts(x, groups)[:122]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * float(jnp.abs(expected).max()))
     alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0], jnp.int32)))
@@ -164,7 +159,7 @@ def test_each_row_goes_through_its_own_expert(name: str) -> None:
 def test_an_embedding_that_is_the_head_too() -> None:
     packing = PLAIN["int8 in groups of 32"]
     table = filled(packing, np.random.default_rng(6), "float32", bias=False, num_out=OUT)
-    packed, ids = joined(width(), table), jnp.asarray([149, 0, 64, 64])
+    packed, ids = joined(library(), table), jnp.asarray([149, 0, 64, 64])
     np.testing.assert_array_equal(packed.columns(ids), table.columns(ids))
     x = rows_of(3, "float32")
     np.testing.assert_allclose(packed.wide(x), table.wide(x), rtol=0, atol=1e-5 * float(jnp.abs(table.wide(x)).max()))
