@@ -17,7 +17,7 @@ from penstock.engine.stats import EngineInfo
 _CHARS = 16
 _SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
 """Settings that decide which tokens one program computes together."""
-_TPU_KERNELS = 5
+_TPU_KERNELS = 6
 """Raised by each change of how kernels on a TPU round, attention's included, or in which order they sum."""
 
 

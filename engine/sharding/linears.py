@@ -163,9 +163,10 @@ def _with_kernel(weight: Weight, path: ParamPath, placement: Placement | None, *
     shares = (1, 1) if placement is None else (placement.ways(axes[0]), placement.ways(axes[1]))
     device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
     form, arrays = KernelForm.of_chip(quantized.packing, device.device_kind), {}
+    leaves = {leaf: getattr(weight, leaf).get_value() for leaf in form.leaves}
     for leaf, name in zip(form.leaves, form.names, strict=True):
         held = partial(form.held, leaf, num_out=num_out, shares=shares)
-        arrays[name] = _changed(held, getattr(weight, leaf).get_value(), (*path, name), placement)
+        arrays[name] = _changed(held, leaves, (*path, name), placement)
     bias = None if weight.bias is None else weight.bias.get_value()
     kernel = TPUKernel(form, path, placement, interpret, num_out // shares[0], quantized.input_axis)
     return type(weight)(kernel, arrays, bias)
@@ -212,10 +213,10 @@ def _pad_inside(linear: GroupedLinear, leaf: str, path: ParamPath, placement: Pl
         setattr(linear, leaf, nnx.Param(made))
 
 
-def _changed(change: Callable[[jax.Array], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:
-    """Returns an array, or its shape, as it will be at `path`."""
-    sharding = None if placement is None else placement.sharding(logical_axes(path, value.ndim))
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        return jax.jit(change, out_shardings=sharding)(value)
+def _changed(change: Callable[[Any], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:
+    """Returns what is made of an array or of several, or its shape, as it will be at `path`."""
     shape = jax.eval_shape(change, value)
+    sharding = None if placement is None else placement.sharding(logical_axes(path, len(shape.shape)))
+    if not isinstance(jax.tree.leaves(value)[0], jax.ShapeDtypeStruct):
+        return jax.jit(change, out_shardings=sharding)(value)
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)

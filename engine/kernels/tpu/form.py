@@ -9,11 +9,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, Packing
+from penstock.engine.formats.packing import FLOATS, INPUT_FIRST, PLANES, ZERO, Packing
 
 LANES, SUBLANES = 128, 8  # in a tile of memory
 CODE_ROWS, BF16_ROWS = 32, 16  # rows of bytes, and of bfloat16, in a tile of memory
-CODE_0 = 128  # what a bfloat16 is whose lowest bits are an int4 of 0, where those bits count ones
 # Inputs that share a scale: whole tiles of f32, and whole chunks of `Tile`.
 GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SCALES = (*FLOATS, "e8m0")
@@ -29,7 +28,10 @@ class KernelForm:
     All arrays are transposed: codes become `[..., in * bits / 8, out]`, and scales, zeros and minimums
     `[..., groups, out]`, so that a group's scales lie like its codes; those of blocks of rows become
     `[..., groups, blocks]`. One for all rows, or for the whole input, is repeated for everything that shares it. A
-    float16, which the compiler cannot load, is held as the int16 of its bits. Codes may be in bf16 order.
+    float16, which the compiler cannot load, is held as the int16 of its bits.
+
+    Codes of int4 that are scaled in bfloat16 are signed: the constant of ZERO is subtracted from them at loading, and
+    from zeros in the kernel. Minimums lose as many scales, and are rounded to bfloat16.
 
     Each device's share is padded to whole tiles. Without padding, the compiler may choose another layout with less of
     it, and would then transpose the array for a kernel in each step.
@@ -67,28 +69,29 @@ class KernelForm:
 
     @property
     def is_scaled_in_bf16(self) -> bool:
-        """Whether bfloat16 has codes and scales exactly, so that their product has the bits that f32 rounds to."""
+        """Whether codes and scales are multiplied in bfloat16, which has both exactly, or a scale as the sum of two.
+
+        Weights have the bits that f32 rounds to; int4 with minimums, or with zeros and float16 scales, need not.
+        """
         packing = self.packing
         is_exact = packing.scale in ("bfloat16", "e8m0") and packing.offset != "minimums"
-        return self.has_bf16 and is_exact and packing.group >= BF16_ROWS
+        is_short = packing.code == "int4" and packing.scale in ("bfloat16", "float16")
+        return self.has_bf16 and (is_exact or is_short) and packing.group >= BF16_ROWS
 
     @property
-    def is_in_bf16_order(self) -> bool:
-        """Whether the eight codes of a word are, in its halves, four pairs of inputs that follow each other."""
-        return self.packing.code == "int4" and self.is_scaled_in_bf16
+    def is_centred(self) -> bool:
+        """Whether codes are held as signed ones."""
+        return self.is_scaled_in_bf16 and self.packing.code == "int4"
 
     @property
-    def code_0(self) -> int:
-        """What a code of 0 is read as, where each group has its own zero point.
-
-        The kernel adds it to zero points too, whose sums bfloat16 must have exactly: those of int4 are at most 16.
-        """
-        return CODE_0 if self.is_in_bf16_order and self.packing.offset == "zeros" else 0
+    def has_pairs(self) -> bool:
+        """Whether a scale is multiplied by as the sum of two bfloat16."""
+        return self.is_centred and self.packing.scale == "float16"
 
     @property
     def unit(self) -> float:
         """What a code of 1 is read as: a power of two."""
-        if self.is_in_bf16_order:
+        if self.is_centred:
             return 1.0
         smallest_normal = 2.0 ** (-6 if self.fp8 == FP8_OF_CHIPS["TPU7x"] else -10)
         return {"int8": 1.0, "int4": smallest_normal / 8, "fp4": smallest_normal, "fp8": smallest_normal * 2**6}[
@@ -110,15 +113,16 @@ class KernelForm:
         """The names of the held form of each of `leaves`."""
         return tuple(INPUT_FIRST[leaf] for leaf in self.leaves)
 
-    def held(self, name: str, leaf: jax.Array, num_out: int, shares: tuple[int, int] = (1, 1)) -> jax.Array:
+    def held(
+        self, name: str, leaves: Mapping[str, jax.Array], num_out: int, shares: tuple[int, int] = (1, 1)
+    ) -> jax.Array:
         """Returns the held form of the array `name` of `leaf_shapes`, with any leading axes. `shares` are the numbers
         of devices along output and input.
         """
         of_out, of_in = shares
-        across = leaf.swapaxes(-1, -2)
+        across = self._centred(name, leaves).swapaxes(-1, -2)
         if name == "codes":
-            padded = _padded(_padded(self._recoded(across), -2, of_in, CODE_ROWS), -1, of_out, LANES)
-            return _in_bf16_order(padded) if self.is_in_bf16_order else padded
+            return _padded(_padded(self._recoded(across), -2, of_in, CODE_ROWS), -1, of_out, LANES)
         if self.packing.rows == 0:
             across = jnp.broadcast_to(across, (*across.shape[:-1], num_out))
         if self.packing.group == 0:
@@ -128,6 +132,16 @@ class KernelForm:
             return across
         bits: jax.Array = jax.lax.bitcast_convert_type(across, jnp.int16)
         return bits
+
+    def _centred(self, name: str, leaves: Mapping[str, jax.Array]) -> jax.Array:
+        leaf = leaves[name]
+        if not self.is_centred:
+            return leaf
+        if name == "codes":
+            return leaf ^ (ZERO["int4"] * 0x11)
+        if name == "minimums":
+            return (leaf.astype(jnp.float32) - ZERO["int4"] * leaves["scales"].astype(jnp.float32)).astype(jnp.bfloat16)
+        return leaf
 
     def _recoded(self, codes: jax.Array) -> jax.Array:
         """Returns codes that mean in `fp8` what they meant: FP8 has neither minus zero nor the standard's NaN."""
@@ -142,7 +156,7 @@ class KernelForm:
         """Returns the shapes that one device holds, by `names`, from its own share of `leaves`."""
         num_out = leaves["codes"].shape[-2]
         pairs = zip(self.leaves, self.names, strict=True)
-        return {name: jax.eval_shape(partial(self.held, leaf, num_out=num_out), leaves[leaf]) for leaf, name in pairs}
+        return {name: jax.eval_shape(partial(self.held, leaf, num_out=num_out), leaves) for leaf, name in pairs}
 
     def rows_of(self, x: jax.Array, codes: jax.Array) -> jax.Array:
         """Pads the features of `x`, `[num_rows, in]`, to those that there are codes for."""
@@ -162,16 +176,3 @@ def _padded(array: jax.Array, axis: int, shares: int, size: int) -> jax.Array:
     padding = [(0, 0)] * (array.ndim + 1)
     padding[place + 1] = (0, -(num // shares) % size)
     return jnp.pad(array.reshape(*before, shares, num // shares, *behind), padding).reshape(*before, -1, *behind)
-
-
-def _in_bf16_order(codes: jax.Array) -> jax.Array:
-    """Returns uint8 `[..., rows, out]` with the same codes in another order within each tile of memory.
-
-    A tile has 64 inputs, and in its sublane `s` a word of eight codes. Of inputs `16 n + 2 s` and the next one, the
-    word has the codes `n` of its lower and its upper half: a shift by `4 n` brings both to a bfloat16's lowest bits.
-    """
-    *leading, rows, out = codes.shape
-    by_input = jnp.stack([codes & 0x0F, codes >> 4], axis=-2).reshape(*leading, -1, 4, SUBLANES, 2, out)
-    by_word = jnp.moveaxis(by_input, -4, -2)  # tiles, sublanes, halves, codes of a half
-    pairs = by_word.reshape(*leading, rows, 2, out)
-    return pairs[..., 0, :] | pairs[..., 1, :] << 4

@@ -72,7 +72,7 @@ def grouped_quantized_matmul(
             scratch_shapes=scale_scratch(form, held[form.names[1]].shape[2], outs),
         ),
         out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         cost_estimate=pl.CostEstimate(  # without weights: the number of experts with rows is not known here
             flops=2 * num_rows * num_in * num_out,
             transcendentals=0,

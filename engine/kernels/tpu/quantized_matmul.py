@@ -57,7 +57,7 @@ def quantized_matmul(
             scratch_shapes=scale_scratch(form, num_groups, outs),
         ),
         out_shape=jax.ShapeDtypeStruct((num_tokens, num_out), F32),
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
         cost_estimate=pl.CostEstimate(
             flops=2 * num_tokens * num_in * num_out,
             transcendentals=0,

@@ -7,6 +7,7 @@ whole input the sum is scaled instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import BF16_ROWS, LANES, KernelForm
-from penstock.engine.kernels.tpu.unpacking import offsets_of, scales_of, values_of
+from penstock.engine.kernels.tpu.unpacking import offsets_of, pair_of, scales_of, values_of
 
 F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
 OUTPUTS_AT_ONCE = 256  # a matrix unit's width
-INPUTS_AT_ONCE = 2048  # unpacked in one block of code; whole groups of each supported size
+INPUTS_AT_ONCE = 2048  # unpacked in one block of code, or twice as many; whole groups of each supported size
 
 
 def tile_outputs(num_rows: int, num_lanes: int) -> int:
@@ -37,7 +38,8 @@ def scale_scratch(form: KernelForm, num_groups: int, num_outputs: int) -> list[A
     if form.packing.group == 0:
         return []
     kind = I32 if form.is_scaled_in_bf16 else F32
-    return [pltpu.VMEM((num_outputs // LANES, num_groups, LANES), kind) for _ in form.names[1:]]
+    num = len(form.names[1:]) + form.has_pairs
+    return [pltpu.VMEM((num_outputs // LANES, num_groups, LANES), kind) for _ in range(num)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Tile:
     codes: Ref  # [rows, outputs]
     held: list[Ref]  # scales and offsets: [groups, outputs], or [groups, blocks] of all blocks of outputs; padded
     # [outputs / LANES, groups, LANES]: what `load_scales` makes of `held`, if there are groups; f32, or two equal
-    # bfloat16 as an i32
+    # bfloat16 as an i32; two for a scale that is a pair
     rows: list[Ref]
     first: Any  # i32: the weight's output that is first in the tile
 
@@ -58,14 +60,26 @@ class Tile:
 
     def load_scales(self) -> None:
         """Converts scales and offsets: once for a tile, whatever multiplies by it."""
-        for held, rows, convert in zip(self.held, self.rows, (scales_of, offsets_of), strict=False):
-            for number in range(rows.shape[0]):
-                if self.form.packing.rows <= 1:
-                    rows[number] = self._row(convert(self.form, held[:, number * LANES : (number + 1) * LANES]))
-                    continue
-                block = lax.div(self.first + number * LANES, self.form.packing.rows)
-                column = _column(convert(self.form, held[...]), block)
-                rows[number] = self._row(jnp.broadcast_to(column, rows.shape[1:]))
+        if not self.rows:
+            return
+        for number in range(self.rows[0].shape[0]):
+            for rows, made in zip(self.rows, self._rows(number), strict=True):
+                rows[number] = made
+
+    def _rows(self, number: int) -> Iterator[jax.Array]:
+        """Yields what `rows` have for LANES outputs."""
+        form, (scales, *offsets) = self.form, self.held
+        lanes = slice(number * LANES, (number + 1) * LANES)
+        if form.has_pairs:
+            yield from map(self._row, pair_of(form, scales_of(form, scales[:, lanes])))
+        elif form.packing.rows > 1:
+            block = lax.div(self.first + number * LANES, form.packing.rows)
+            column = _column(scales_of(form, scales[...]), block)
+            yield self._row(jnp.broadcast_to(column, self.rows[0].shape[1:]))
+        else:
+            yield self._row(scales_of(form, scales[:, lanes]))
+        for held in offsets:
+            yield self._row(offsets_of(form, held[:, lanes]))
 
     def _row(self, x: jax.Array) -> jax.Array:
         """Returns f32 as `rows` have them."""
@@ -81,26 +95,38 @@ class Tile:
     ) -> None:
         """Multiplies by some outputs of the tile at a time, and some inputs."""
         width = OUTPUTS_AT_ONCE if self.codes.shape[1] % OUTPUTS_AT_ONCE == 0 else LANES
+        num = self.codes.shape[1] // width
+        in_a_row = 2 if self._has_long_blocks and num % 2 == 0 else 1
 
         def outputs(number: Any, _: None) -> None:
-            self._multiply(x, out, pl.ds(pl.multiple_of(number * width, width), width))
+            for place in range(in_a_row):
+                first = pl.multiple_of((number * in_a_row + place) * width, width)
+                self._multiply(x, out, pl.ds(first, width))
 
-        lax.fori_loop(0, self.codes.shape[1] // width, outputs, None)
+        lax.fori_loop(0, num // in_a_row, outputs, None)
+
+    @property
+    def _has_long_blocks(self) -> bool:
+        """Whether blocks of code are twice as long and as wide. Units wait at the ends of blocks, but those of 128 x
+        128, as chips without bfloat16 have them, gain less by fewer ends than by less code.
+        """
+        return self.form.has_bf16
 
     def _multiply(self, x: Ref, out: Ref, lanes: Any) -> None:
-        whole, rest = divmod(self.num_inputs, INPUTS_AT_ONCE)
+        inputs = INPUTS_AT_ONCE * (2 if self._has_long_blocks else 1)
+        whole, rest = divmod(self.num_inputs, inputs)
 
         def add(start: Any, size: int) -> None:
             out[:, lanes] += self._product(x, lanes, start, size)
 
         def chunk(number: Any, _: None) -> None:
-            add(pl.multiple_of(number * INPUTS_AT_ONCE, INPUTS_AT_ONCE), INPUTS_AT_ONCE)
+            add(pl.multiple_of(number * inputs, inputs), inputs)
 
-        out[:, lanes] = self._product(x, lanes, 0, min(INPUTS_AT_ONCE, self.num_inputs))
+        out[:, lanes] = self._product(x, lanes, 0, min(inputs, self.num_inputs))
         if whole > 1:
             lax.fori_loop(1, whole, chunk, None)
         if whole and rest:
-            add(whole * INPUTS_AT_ONCE, rest)
+            add(whole * inputs, rest)
         if self.form.packing.group == 0:
             out[:, lanes] = self._scaled(x, out[:, lanes], lanes)
 
@@ -135,12 +161,15 @@ class Tile:
                 columns.append(jnp.concatenate(parts, axis=0))
             return jnp.concatenate(columns, axis=1)
 
-        scales, *offsets = self.rows
-        if not offsets:
-            return values * spread(scales)
+        scales, *others = self.rows
         if self.form.packing.offset == "zeros":
-            return (values - spread(offsets[0])) * spread(scales)
-        return values * spread(scales) - spread(offsets[0])
+            values = values - spread(others.pop())
+        weights = values * spread(scales)
+        smaller = values * spread(others[0]) if self.form.has_pairs else None
+        if self.form.packing.offset == "minimums":
+            minimums = spread(others[-1])
+            return weights - (minimums if smaller is None else minimums - smaller)
+        return weights if smaller is None else weights + smaller
 
     def _scaled(self, x: Ref, total: jax.Array, lanes: Any) -> jax.Array:
         """Applies the scale and offset of each output, `[1, outputs]`."""

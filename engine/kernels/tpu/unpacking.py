@@ -3,8 +3,8 @@
 The vector units convert fp8 in one operation, and integers in more. So codes of four bits become bytes that are read as
 fp8: the bytes 0 to 15 are its subnormal numbers and the first normal ones, which are equally far apart, and an fp4 with
 its exponent in the place of fp8's lowest bits is that fp8, subnormal or not. All differ from the codes by a power of
-two, which scales are multiplied by (`unit`). Units that compute with bfloat16 take codes of four bits as the lowest
-ones of a bfloat16 from 128 on, two in an operation, and subtract the 128 with the zero point.
+two, which scales are multiplied by (`unit`). Units that compute with bfloat16 convert signed int4 to it in one
+operation.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.formats.packing import ZERO
-from penstock.engine.kernels.tpu.form import CODE_0, SUBLANES, KernelForm
+from penstock.engine.kernels.tpu.form import KernelForm
 
 F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
+BF16_BITS = 8  # of a bfloat16 that is exact
+CODE_BITS = {"none": 3, "minimums": 3, "zeros": 4}  # of an int4 less 8, at most 8, or less its zero, at most 15
 
 
 def values_of(form: KernelForm, codes: jax.Array) -> jax.Array:
     """Returns `[input, outputs]` of codes `[rows, outputs]`, in units of `form.unit`: f32, or what scales are in.
 
-    Constant zero points have been subtracted, and `form.code_0` is left.
+    Constant zero points have been subtracted.
     """
     packing, fp8 = form.packing, jnp.dtype(form.fp8)
     kind = BF16 if form.is_scaled_in_bf16 else F32
@@ -33,25 +35,14 @@ def values_of(form: KernelForm, codes: jax.Array) -> jax.Array:
         return codes.astype(I32).astype(F32).astype(kind)
     if packing.code == "fp8":
         return pltpu.bitcast(codes, fp8).astype(kind)
-    if form.is_in_bf16_order:
-        return _pairs_of(form, codes)
+    if form.is_centred:
+        return pltpu.bitcast(codes, jnp.int4).astype(BF16)
     words = pltpu.bitcast(pltpu.bitcast(codes, jnp.int4).astype(jnp.int8), I32)  # a byte for each, signs extended
     if packing.code == "fp4":
         return pltpu.bitcast((words & _each(0x80)) | ((words & _each(0x07)) << 2), fp8).astype(kind)
     values: jax.Array = pltpu.bitcast(words & _each(0x0F), fp8).astype(kind)
     zero = ZERO[packing.code] if packing.offset == "none" else 0
     return values - zero * form.unit if zero else values
-
-
-def _pairs_of(form: KernelForm, codes: jax.Array) -> jax.Array:
-    """Returns the bfloat16 of int4 in bf16 order."""
-    packing = form.packing
-    words = pltpu.bitcast(codes, I32).reshape(-1, 1, SUBLANES, codes.shape[1])
-    pairs = jnp.concatenate([words if n == 0 else words >> 4 * n for n in range(4)], axis=1)
-    bits = (pairs & 0x000F000F) | 0x43004300  # 128 and the code, twice
-    values: jax.Array = pltpu.bitcast(bits.reshape(-1, codes.shape[1]), BF16)
-    less = CODE_0 - form.code_0 + (ZERO[packing.code] if packing.offset == "none" else 0)
-    return values - less if less else values
 
 
 def _each(byte: int) -> jax.Array:
@@ -65,10 +56,22 @@ def scales_of(form: KernelForm, held: jax.Array) -> jax.Array:
     return _f32_of(form, held, 1 / form.unit)
 
 
+def pair_of(form: KernelForm, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns f32 that a bfloat16 has exactly, the larger ones first, of f32 that are sums of two, with 11 bits.
+
+    The larger one keeps as many bits as its product with a code has room for. It is rounded, so that the rest, which is
+    what else there is, has one bit less.
+    """
+    dropped = 24 - (BF16_BITS - CODE_BITS[form.packing.offset])  # of the bits of an f32
+    bits = lax.bitcast_convert_type(scales, I32) + (1 << dropped - 1)
+    larger = lax.bitcast_convert_type(bits & -(1 << dropped), F32)
+    return larger, scales - larger
+
+
 def offsets_of(form: KernelForm, held: jax.Array) -> jax.Array:
     """Returns what is subtracted, in f32: zeros from values, in units of `form.unit`; minimums from scaled values."""
     offsets = _f32_of(form, held, form.unit if form.packing.offset == "zeros" else 1.0)
-    return offsets + form.code_0 if form.code_0 else offsets
+    return offsets - ZERO[form.packing.code] if form.is_centred and form.packing.offset == "zeros" else offsets
 
 
 def _f32_of(form: KernelForm, held: jax.Array, factor: float) -> jax.Array:

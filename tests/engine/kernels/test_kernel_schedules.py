@@ -34,7 +34,7 @@ GEOMETRIES: dict[str, tuple[Geometry, int | str]] = {
 CYCLES: dict[str, dict[str, float]] = {
     "0.0.42.1": {
         "decode attention": 992,
-        "quantized matmul": 196,
+        "quantized matmul": 168,
         "draw": 5970,
         "prefill attention": 19196,
         "experts": 141,
@@ -43,7 +43,7 @@ CYCLES: dict[str, dict[str, float]] = {
     },
     "0.0.50.1": {
         "decode attention": 995,
-        "quantized matmul": 195,
+        "quantized matmul": 167,
         "draw": 6061,
         "prefill attention": 19024,
         "experts": 141,

@@ -20,6 +20,7 @@ from penstock.engine.deployment import opening
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.tpu import KernelForm, grouped_quantized_matmul, quantized_matmul
 from penstock.engine.kernels.tpu.grouped_matmul import tiles_of
+from penstock.engine.kernels.tpu.unpacking import pair_of, scales_of
 from penstock.engine.loading.checkpoint import load_model
 from penstock.engine.models.layers.quantized import unpacked
 from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
@@ -44,6 +45,7 @@ FORMS = {
 OF_BF16 = {
     "int8 in groups of 32 with zeros": FORMS["int8 in groups of 32 with zeros"],
     "int4 in groups of 32": Packing("int4", 32, scale="bfloat16"),
+    "int4 in groups of 32, float16": FORMS["int4 in groups of 32"],
     "int4 in groups of 128 with zeros": Packing("int4", 128, scale="bfloat16", offset="zeros"),
     "fp8 in blocks": Packing("fp8", 128, rows=128, scale="bfloat16"),
     "fp8 in groups": Packing("fp8", 64, scale="bfloat16"),
@@ -55,7 +57,7 @@ NUM_LAYERS = 3
 
 def held_of(form: KernelForm, leaves: dict[str, jax.Array], num_out: int) -> dict[str, jax.Array]:
     names = zip(form.leaves, form.names, strict=True)
-    return {name: form.held(leaf, leaves[leaf], num_out) for leaf, name in names}
+    return {name: form.held(leaf, leaves, num_out) for leaf, name in names}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_what_is_held_takes_no_more_than_what_is_stored_in_whole_tiles() -> None
             assert held[name].dtype.itemsize == leaves[leaf].dtype.itemsize
 
 
-@pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 per channel", "int4 with minimums", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8 in blocks", "fp8 per channel", "int4 per channel", "mxfp4"])
 def test_chips_read_the_same_weights_from_their_own_fp8(name: str) -> None:
     """All codes are among the weights: minus zero, and of fp8 those that are not numbers, in rows of their own."""
     packing, num_out, num_in = FORMS[name], 256, 256
@@ -121,15 +123,6 @@ def test_chips_read_the_same_weights_from_their_own_fp8(name: str) -> None:
     assert (
         np.isnan(one).any(axis=0) == ([code % 128 == 127 for code in range(256)] if packing.code == "fp8" else False)
     ).all()
-
-
-def test_each_device_has_its_own_inputs_in_bf16_order() -> None:
-    packing, num_out, num_in = OF_BF16["int4 in groups of 32"], 48, 192  # one and a half tiles for each of two
-    form = KernelForm.of_chip(packing, "TPU v6 lite")
-    (codes,) = random_stack(packing, num_out, num_in, 1)["codes"]
-    halves = (jnp.asarray(half) for half in np.split(codes, 2, axis=-1))
-    of_each = jnp.concatenate([form.held("codes", half, num_out) for half in halves])
-    np.testing.assert_array_equal(form.held("codes", jnp.asarray(codes), num_out, (1, 2)), of_each)
 
 
 @pytest.mark.parametrize("name", OF_BF16)
@@ -150,11 +143,50 @@ def test_chips_that_compute_with_bfloat16_round_weights_as_others_do(name: str) 
         np.testing.assert_array_equal(first, other)
 
 
+@pytest.mark.parametrize("name", ["int4 in groups of 128 with zeros", "int4 with minimums"])
+@pytest.mark.parametrize("scale", ["float16", "bfloat16"])
+def test_bfloat16_rounds_weights_with_offsets_nearly_as_f32_does(name: str, scale: str) -> None:
+    """A row of x that has a single one gives a weight."""
+    packing, num_out, num_in = replace(FORMS[name], scale=scale), 128, 256
+    form = KernelForm.of_chip(packing, "TPU v6 lite")
+    leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, num_out, num_in, 1).items()}
+    multiply = partial(quantized_matmul, form, num_out=num_out, interpret=True)
+    rounded = {"xla_allow_excess_precision": False}
+    x = jnp.eye(num_in, dtype=jnp.bfloat16)
+    y = np.asarray(jax.jit(multiply, compiler_options=rounded)(x, held_of(form, leaves, num_out), jnp.int32(0))).T
+    weights = np.asarray(unpacked(packing, leaves), np.float64)[0]
+    half_a_place, rest = 2.0**-8 * (1 + 2.0**-4), np.zeros_like(weights)
+    if packing.offset == "minimums":  # which lie apart from the scale, and are rounded before they are added
+        scales, minimums = (
+            np.repeat(np.asarray(leaves[leaf], np.float64)[0], 32, 1) for leaf in ("scales", "minimums")
+        )
+        rest = 2 * np.abs(8 * scales - minimums) + np.abs(scales) / 4
+    assert (np.abs(y - weights) <= half_a_place * (np.abs(weights) + rest)).all()
+
+
+@pytest.mark.parametrize(("offset", "most"), [("none", 8), ("zeros", 15)])
+def test_a_float16_is_two_bfloat16_that_codes_can_be_multiplied_by(offset: str, most: int) -> None:
+    packing = Packing("int4", 32, scale="float16", offset=offset)
+    form = KernelForm.of_chip(packing, "TPU v6 lite")
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    values = values[np.isfinite(values)]
+    scales = scales_of(form, jnp.asarray(values.view(np.int16)))
+    larger, smaller = (np.asarray(part) for part in pair_of(form, scales))
+    np.testing.assert_array_equal(larger + smaller, values.astype(np.float32))
+    codes = np.arange(-most, most + 1, dtype=np.float32)[:, None]
+    for part, is_exact in ((larger, True), (smaller, offset == "none")):
+        products = codes * part
+        rounded = products.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert (rounded == products).all() == is_exact
+        assert (np.abs(rounded - products) <= 2.0**-12 * np.abs(codes * larger)).all()
+
+
 @pytest.mark.parametrize(
     "packing",
     [
-        Packing("int4", 32, scale="float16"),
-        Packing("int4", 32, scale="bfloat16", offset="minimums"),  # which round twice
+        Packing("int4", 32),
+        Packing("int8", 32, scale="float16"),
+        Packing("int8", 32, scale="bfloat16", offset="minimums"),  # which round twice
         Packing("fp8", 8, scale="bfloat16"),  # half a tile
         Packing("fp8", 0, scale="bfloat16"),
     ],

@@ -18,6 +18,7 @@ from penstock.tools.plan.schedules import table
 from penstock.tools.plan.schedules.table import Row
 
 TYPES = {"int8": "s8", "uint8": "u8", "int16": "s16", "bfloat16": "bf16", "float32": "f32"}
+KINDS_OF_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
 LOAD = Load(3, 3, is_drawn=True)
 READ: dict[str, tuple[Geometry, int | str]] = {
     "quantized matmul": ({"form": "fp8 of rows", "out": 256, "in": 1024}, 16),
@@ -28,9 +29,9 @@ READ: dict[str, tuple[Geometry, int | str]] = {
 }
 
 
-def given(packing: Packing, num_out: int, num_in: int) -> str | None:
+def given(packing: Packing, num_out: int, num_in: int, device_kind: str) -> str | None:
     """Returns the form that is read from what a kernel is given of such a weight."""
-    form = KernelForm(packing)
+    form = KernelForm.of_chip(packing, device_kind)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     held = held_shapes(form, num_out, num_in, (), place)
     arrays = [held[name] for name in form.names]
@@ -43,12 +44,12 @@ def given(packing: Packing, num_out: int, num_in: int) -> str | None:
 def test_the_form_of_a_weight_is_read_from_its_arrays(name: str, num_out: int, num_in: int) -> None:
     if num_in % 128 and FORMS[name].group == 128:
         num_in = 2816
-    assert given(FORMS[name], num_out, num_in) == name
+    assert [given(FORMS[name], num_out, num_in, kind) for kind in KINDS_OF_DEVICES] == [name] * 3
 
 
 def test_a_form_that_the_table_lacks_has_no_name() -> None:
     for packing in (Packing("int4", 64, scale="float16"), Packing("int8", 32), Packing("fp8", 128, rows=1)):
-        assert given(packing, 4096, 4096) is None
+        assert [given(packing, 4096, 4096, kind) for kind in KINDS_OF_DEVICES] == [None] * 3
 
 
 @pytest.mark.versions

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+
+import jax
 
 from penstock.engine.formats.packing import Packing, leaf_shapes
 from penstock.engine.kernels.tpu import LANES, KernelForm
@@ -19,7 +22,7 @@ FORMS = {
     "fp8 of 128 x 128": Packing("fp8", 128, rows=128),
     "mxfp4": Packing("fp4", 32, scale="e8m0"),
 }
-_TYPES = {"int8": "s8", "uint8": "u8", "float16": "s16", "bfloat16": "bf16", "float32": "f32", "e8m0": "u8"}
+_TYPES = {"int8": "s8", "uint8": "u8", "int16": "s16", "bfloat16": "bf16", "float32": "f32"}
 """In HLO, of what is held."""
 
 Arrays = Sequence[tuple[str, tuple[int, int]]]
@@ -33,17 +36,22 @@ def form_of(arrays: Arrays, num_in: int) -> str | None:
 
 def _is_held(packing: Packing, arrays: Arrays, num_in: int) -> bool:
     (_, (code_rows, outs)), (_, (num_groups, scale_lanes)) = arrays[:2]
-    codes = leaf_shapes(packing, LANES, _INPUTS)
-    types = [_TYPES[codes["codes"][1]], _TYPES[packing.scale]]
-    if packing.offset != "none":
-        types.append(_TYPES[packing.scale if packing.offset == "minimums" else codes["zeros"][1]])
     groups = -(-num_in // packing.group) if packing.group else 1
     return (
-        [kind for kind, _ in arrays] == types
+        tuple(kind for kind, _ in arrays) in _types(packing)
         and num_in == code_rows * KernelForm(packing).num_planes
         and 0 <= -(-groups // SUBLANES) * SUBLANES - num_groups <= SUBLANES  # inputs may have more padding than groups
         and (packing.rows > 1) == (scale_lanes < outs)
     )
+
+
+@cache
+def _types(packing: Packing) -> tuple[tuple[str, ...], ...]:
+    """Returns the types of the arrays on each kind of chip."""
+    shapes = leaf_shapes(packing, LANES, _INPUTS).items()
+    leaves = {name: jax.ShapeDtypeStruct(shape, kind) for name, (shape, kind) in shapes}
+    held = [KernelForm(packing, has_bf16=has_bf16).shapes(leaves).values() for has_bf16 in (False, True)]
+    return tuple(tuple(_TYPES[str(array.dtype)] for array in arrays) for arrays in held)
 
 
 _INPUTS = 1024  # whole groups of every form
