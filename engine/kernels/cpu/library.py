@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -156,8 +157,11 @@ def pack_panels(library: ctypes.CDLL, columns: np.ndarray, depth: int, panels: n
         ctypes.c_void_p(columns.ctypes.data),
         *numbers,
         ctypes.c_void_p(panels.ctypes.data),
-        ctypes.c_int64(num_processors()),
+        ctypes.c_int64(_num_threads()),
     )
+
+
+_num_threads = cache(num_processors)  # a model has hundreds of panels, and each count reads files
 
 
 def _instructions(library: ctypes.CDLL) -> str:
