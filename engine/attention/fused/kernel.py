@@ -23,7 +23,7 @@ from penstock.engine.attention.fused.elements import PageElements
 from penstock.engine.attention.fused.layout import LANES, SUBLANES, BlockSizes, HeadLayout, KeyBlockSizes
 from penstock.engine.attention.fused.pages import Buffers, HeldPages, PageBuffers, Tables
 from penstock.engine.attention.fused.prefill import Prefill
-from penstock.engine.attention.fused.prefill_softmax import PartScores, PrefillSoftmax
+from penstock.engine.attention.fused.prefill_softmax import Part, PrefillSoftmax
 from penstock.engine.attention.fused.scales import scale_lanes
 from penstock.engine.attention.fused.softmax import HeadSinks, ScoreFunction
 from penstock.engine.attention.fused.token_rows import TokenRows
@@ -42,7 +42,7 @@ class Scratch(NamedTuple):
     decode: Buffers
     decode_sums: tuple[Any, ...]
     prefill: Buffers
-    prefill_parts: tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]
+    prefill_parts: tuple[tuple[Any, ...], tuple[Any, ...]]
     prefill_sums: tuple[Any, Any, Any]
 
 
@@ -81,8 +81,9 @@ def attend_kernel(
     decode = DecodeSoftmax(*function, blocks.decode_tiles, blocks.tiles_at_once, kv, rows, *scratch.decode_sums)
     Decode(tables, kv, decode, rows, scratch.items, blocks.decode_at_once, window or 0, reads_only).run()
     kv = buffers(blocks.prefill, scratch.prefill)
-    even, odd = (PartScores(*part) for part in scratch.prefill_parts)
-    prefill = PrefillSoftmax(*function, blocks.num_queries, kv, q_block, (even, odd), *scratch.prefill_sums)
+    even, odd = (Part(*part) for part in scratch.prefill_parts)
+    sizes = blocks.num_queries, blocks.prefill_heads
+    prefill = PrefillSoftmax(*function, *sizes, kv, q_block, (even, odd), *scratch.prefill_sums)
     Prefill(tables, kv, prefill, tokens, blocks.pieces_at_once, window, reads_only).run()
 
 
@@ -101,8 +102,14 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, elements: Page
         return Buffers(codes, scales, dma((num,)), dma((num,)))
 
     num_slots, num_tokens = NUM_SETS * blocks.decode_at_once, blocks.num_queries + SUBLANES  # a few are nobody's
-    of_part, keys_at_once = blocks.prefill_heads, blocks.pieces_at_once * blocks.prefill.rows
-    part = (vmem(of_part, keys_at_once, rows), vmem(of_part, 1, rows), vmem(of_part, 1, rows))
+    row, keys_at_once = vmem(num_heads, 1, rows), blocks.pieces_at_once * blocks.prefill.rows
+    part = (
+        vmem(num_heads, keys_at_once, rows),
+        row,
+        row,
+        vmem(num_heads, layout.query_width, keys_at_once, dtype=q_dtype),
+        vmem(num_heads, 1, keys_at_once) if has_scales else None,
+    )
     token_rows = vmem(tiles.num, layout.query_width // LANES, num_tokens * tiles.rows, LANES)
     return Scratch(
         tokens=(
@@ -123,5 +130,5 @@ def scratch(blocks: BlockSizes, layout: HeadLayout, q_dtype: str, elements: Page
         decode_sums=tuple(vmem(tiles.num, tiles.rows, lanes) for lanes in (LANES, LANES, layout.query_width)),
         prefill=buffers(2, blocks.prefill),
         prefill_parts=(part, part),
-        prefill_sums=(vmem(num_heads, 1, rows), vmem(num_heads, 1, rows), vmem(num_heads, layout.query_width, rows)),
+        prefill_sums=(row, row, vmem(num_heads, layout.query_width, rows)),
     )

@@ -20,8 +20,10 @@ from penstock.engine.attention.fused.scales import place_scales
 from penstock.engine.attention.fused.softmax import Int, aligned, each_head, place_rows
 from penstock.engine.attention.fused.tokens import TokenBlock
 
-_Carry = tuple[Int, Int, Int, Int, Int]
-"""Index in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
+_Carry = tuple[Int, Int, Int, Int, Int, Int]
+"""Index in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM, and
+whether the softmax holds a part (0 or 1).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Prefill:
             j = self._first_queries(0)
             block = self._first_block(0, j)
             self._fetch(0, j, block, 0)
-            first: _Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1))
+            first: _Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1), jnp.int32(0))
             last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
             self.tokens.store(last[4])
 
@@ -66,7 +68,7 @@ class Prefill:
         return self.pieces_at_once * self.kv.sizes.rows
 
     def _step(self, carry: _Carry) -> _Carry:
-        i, j, block, slot, loaded = carry
+        i, j, block, slot, loaded, holds = carry
         span = self._span(i, j)
         self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # if decoding sequences may have results there
 
@@ -84,13 +86,13 @@ class Prefill:
         def _() -> None:
             self._fetch(next_i, next_j, next_block, 1 - slot)
 
-        self._attend(span, j, block, slot)
+        holds = self._attend(span, j, block, slot, holds, is_last)
 
         @pl.when(is_last)
         def _() -> None:
             self._finish(span, j)
 
-        return next_i, next_j, next_block, 1 - slot, j
+        return next_i, next_j, next_block, 1 - slot, j, holds
 
     def _next(self, span: Span, is_last: Int, i: Int, j: Int, block: Int) -> tuple[Int, Int, Int]:
         """Returns the next block of keys; after the last, the next block of queries, of this sequence or of the next
@@ -109,8 +111,7 @@ class Prefill:
         return Span(seq, jnp.maximum(start, j * num), jnp.minimum(end, (j + 1) * num), self.tables.kv_lens[seq] - end)
 
     def _first_queries(self, i: Int) -> Int:
-        first: Int = self.tables.cu_q_lens[self.tables.prefilling[i]] // self.tokens.num_queries
-        return first
+        return quotient(self.tables.cu_q_lens[self.tables.prefilling[i]], self.tokens.num_queries)
 
     def _first_block(self, i: Int, j: Int) -> Int:
         first, _ = self._keys(self._span(i, j))
@@ -169,39 +170,54 @@ class Prefill:
             held = self.kv.buffers.scales.at[slot, pieces]
             place_scales(held, scales, jnp.where(is_here, 1.0, 0.0), is_new)
 
-    def _attend(self, span: Span, j: Int, block: Int, slot: Int) -> None:
+    def _attend(self, span: Span, j: Int, block: Int, slot: Int, holds: Int, is_last: Int) -> Int:
+        """Attends to a block. Returns whether the softmax holds a part of it: after the last block it does not."""
         if self.window is not None and self.window <= self.kv.sizes.keys:  # no token sees all of a block
-            self._attend_to_parts(span, j, block, slot)
-            return
-        start = block * self.kv.sizes.keys
-        is_whole = start + self.kv.sizes.keys <= span.first + span.shift + 1
+            self._attend_to_parts(span, j, block, slot, None)
+            return holds
+        parts, start = range(0, self.kv.sizes.keys, self._keys_at_once), block * self.kv.sizes.keys
+        is_whole = jnp.logical_not(is_last) & (start + self.kv.sizes.keys <= span.first + span.shift + 1)
         if self.window is not None:
             is_whole &= start > span.end - 1 + span.shift - self.window
 
-        @pl.when(is_whole)
-        def _() -> None:
-            parts = range(0, self.kv.sizes.keys, self._keys_at_once)
-            self.softmax.take_whole(slot, [self._pieces(part) for part in parts])
+        for with_held in (False, True):
+
+            @pl.when(is_whole & (holds == int(with_held)))
+            def _(with_held: bool = with_held) -> None:
+                pieces = [self._pieces(part) for part in parts]
+                self.softmax.take_whole(slot, pieces, with_held=with_held)
 
         @pl.when(jnp.logical_not(is_whole))
         def _() -> None:
-            self._attend_to_parts(span, j, block, slot)
+            self._attend_to_parts(span, j, block, slot, holds)
 
-    def _attend_to_parts(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        """Attends to what the tokens see of a block. Rows of other sequences' tokens get what nobody reads."""
+        return is_whole.astype(jnp.int32)
+
+    def _attend_to_parts(self, span: Span, j: Int, block: Int, slot: Int, holds: Int | None) -> None:
+        """Attends to what the tokens see of a block, and to the part that is held. Rows of other sequences' tokens get
+        what nobody reads.
+        """
         num_queries, start = self.tokens.num_queries, block * self.kv.sizes.keys
-        shape = (self._keys_at_once, num_queries * self.tokens.group)
-        key, row = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-        offset = key - row % num_queries  # from the row's position to the key's, less what the part adds
+        num_rows = num_queries * self.tokens.group
 
-        def attend(part: Int) -> None:
-            position = j * num_queries + span.shift - start - part
-            visible = offset <= position
+        def attend(part: Int, *, with_held: bool = False) -> None:
+            key = lax.broadcasted_iota(jnp.int32, (self._keys_at_once, num_rows), 0)
+            row = lax.broadcasted_iota(jnp.int32, (1, num_rows), 1)
+            position = row % num_queries + (j * num_queries + span.shift - start - part)  # the row's, from the part on
+            visible = key <= position
             if self.window is not None:
-                visible &= offset > position - self.window
-            self.softmax.take(slot, self._pieces(part), visible)
+                visible &= key > position - self.window
+            self.softmax.take(slot, self._pieces(part), visible, with_held=with_held)
 
-        self._each_part(self._keys(span)[0] - start, span.end + span.shift - start, attend)
+        first, end = self._keys(span)[0] - start, span.end + span.shift - start
+        if holds is not None:
+
+            @pl.when(holds == 1)
+            def _() -> None:  # the block before was whole, so this one is seen from its beginning
+                attend(0, with_held=True)
+
+            first = jnp.maximum(first, holds * self._keys_at_once)
+        self._each_part(first, end, attend)
 
     def _pieces(self, part: Int) -> Any:
         return pl.ds(quotient(part, self.kv.sizes.rows), self.pieces_at_once)
@@ -209,8 +225,8 @@ class Prefill:
     def _each_part(self, first_row: Int, end_row: Int, work: Callable[[Int], None]) -> None:
         """Calls `work` with the first row of each part of the buffer that holds any of these rows."""
         rows = self._keys_at_once
-        first = jnp.maximum(first_row, 0) // rows
-        end = pl.cdiv(jnp.minimum(end_row, self.kv.sizes.keys), rows)
+        first = quotient(jnp.maximum(first_row, 0), rows)
+        end = quotient(jnp.maximum(jnp.minimum(end_row, self.kv.sizes.keys), 0) + rows - 1, rows)
         lax.fori_loop(first, end, lambda i, _: work(aligned(i * rows, rows)), None)
 
     def _finish(self, span: Span, j: Int) -> None:

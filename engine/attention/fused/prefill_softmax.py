@@ -2,7 +2,7 @@
 
 Scores are transposed: keys lie on the sublanes and query rows on the lanes. So a row's maximum and total take one lane,
 and no operation crosses lanes. A part is computed in two stages: its scores, then its weighted sum. While one part's
-values are summed, the next one's scores are computed.
+values are summed, the next one's scores are computed, also if that lies in the next block: the part is held until then.
 
 Scores are in units of log2, because the chip computes 2**x. A part that a row does not see changes nothing of that row.
 So a part that all rows see needs no mask, and has the same bits as with one.
@@ -38,12 +38,14 @@ _LOWEST = NEVER / 10
 
 
 @dataclass(frozen=True, slots=True)
-class PartScores:
-    """What the first stage leaves of a part, for the heads that are computed at once."""
+class Part:
+    """A part whose scores are there, but not yet its weighted sum."""
 
-    scores: Ref  # f32 [heads, keys, rows]
-    top: Ref  # f32 [heads, 1, rows]: the maximum so far, this part included
-    correction: Ref  # f32 [heads, 1, rows]: the factor of the sums before this part
+    scores: Ref  # f32 [num_kv_heads, keys, rows]
+    top: Ref  # f32 [num_kv_heads, 1, rows]: the maximum so far, this part included
+    correction: Ref  # f32 [num_kv_heads, 1, rows]: the factor of the sums before this part
+    values: Ref  # [num_kv_heads, query width, keys]
+    factors: Ref | None  # f32 [num_kv_heads, 1, keys]: those of the values, only for 8-bit codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,10 @@ class PrefillSoftmax:
     function: ScoreFunction
     sinks: HeadSinks | None
     num_queries: int  # tokens in a block
+    heads_at_once: int
     kv: PageBuffers
     q: Ref  # [num_kv_heads, rows, query width]
-    parts: tuple[PartScores, PartScores]  # of parts with an even number, and with an odd one
+    parts: tuple[Part, Part]  # of parts with an even number, and with an odd one
     top: Ref  # f32 [num_kv_heads, 1, rows]
     total: Ref  # f32 [num_kv_heads, 1, rows]
     values: Ref  # f32 [num_kv_heads, query width, rows]
@@ -65,10 +68,6 @@ class PrefillSoftmax:
     def num_heads(self) -> int:
         """Number of KV heads."""
         return int(self.q.shape[0])
-
-    @property
-    def heads_at_once(self) -> int:
-        return int(self.parts[0].top.shape[0])
 
     def start(self) -> None:
         self.total[...] = jnp.full_like(self.total, 0.0 if self.sinks is None else 1.0)
@@ -91,27 +90,37 @@ class PrefillSoftmax:
 
         each_head(self.num_heads, 1, start)
 
-    def take(self, slot: Int, pieces: Any, visible: jax.Array) -> None:
-        """Adds a part of the block in a buffer, of which rows see what is `visible` [keys, rows]."""
+    def take(self, slot: Int, pieces: Any, visible: jax.Array, *, with_held: bool) -> None:
+        """Adds a part of the block in a buffer, of which rows see what is `visible` [keys, rows], behind the part
+        that is held, if `with_held`.
+        """
 
         def take(heads: list[Int]) -> None:
-            for place, head in enumerate(heads):
-                self._score(slot, pieces, head, place, self.parts[0], visible)
-            for place, head in enumerate(heads):
-                self._weigh(slot, pieces, head, place, self.parts[0])
+            for head in heads:
+                self._score(slot, pieces, head, self.parts[0], visible)
+                if with_held:
+                    self._weigh(head, self.parts[1])
+            for head in heads:
+                self._weigh(head, self.parts[0])
 
         heads_together(self.num_heads, self.heads_at_once, take)
 
-    def take_whole(self, slot: Int, parts: list[Any]) -> None:
-        """Adds all parts of the block in a buffer, given by their pieces. All rows see all of it."""
+    def take_whole(self, slot: Int, parts: list[Any], *, with_held: bool) -> None:
+        """Adds the parts of the block in a buffer, given by their pieces, behind the part that is held, if `with_held`.
+        All rows see all of them. The last part is held from then on: its scores are there, and not yet its sum.
+        """
 
         def take(heads: list[Int]) -> None:
-            for number in range(len(parts) + 1):
-                for place, head in enumerate(heads):
-                    if number < len(parts):
-                        self._score(slot, parts[number], head, place, self.parts[number % 2])
-                    if number > 0:
-                        self._weigh(slot, parts[number - 1], head, place, self.parts[(number - 1) % 2])
+            before = self.parts[1] if with_held else None
+            for number, pieces in enumerate(parts):
+                part = self.parts[(number + len(parts)) % 2]  # of the last one: parts[1]
+                for head in heads:
+                    if part is before:  # of an odd number of parts, the first
+                        self._weigh(head, part)
+                    self._score(slot, pieces, head, part)
+                    if before is not None and before is not part:
+                        self._weigh(head, before)
+                before = part
 
         heads_together(self.num_heads, self.heads_at_once, take)
 
@@ -119,36 +128,37 @@ class PrefillSoftmax:
         """Returns the head's result, f32 [rows, query width]."""
         return jnp.transpose(self.values[head] * (1.0 / jnp.maximum(self.total[head], 1e-30)))
 
-    def _score(
-        self, slot: Int, pieces: Any, head: Int, place: int, part: PartScores, visible: jax.Array | None = None
-    ) -> None:
+    def _score(self, slot: Int, pieces: Any, head: Int, part: Part, visible: jax.Array | None = None) -> None:
         keys = self.kv.keys_of(slot, head, pieces)
-        score = self.function.transposed(self.q[head], keys.halves(self.layout, self.q.dtype)[0], keys, _LOG2_E)
+        k, v = keys.halves(self.layout, self.q.dtype)
+        score = self.function.transposed(self.q[head], k, keys, _LOG2_E)
         if visible is not None:
             score = jnp.where(visible, score, NEVER)
         before = self.top[head]
         top = jnp.maximum(before, jnp.max(score, axis=0, keepdims=True))
-        part.scores[place] = score
-        self.top[head] = part.top[place] = top
-        part.correction[place] = jnp.exp2(before - top)
+        part.scores[head] = score
+        self.top[head] = part.top[head] = top
+        part.correction[head] = jnp.exp2(before - top)
+        part.values[head] = jnp.transpose(v)
+        if part.factors is not None:
+            part.factors[head] = keys.factors(1)
 
-    def _weigh(self, slot: Int, pieces: Any, head: Int, place: int, part: PartScores) -> None:
-        keys, correction = self.kv.keys_of(slot, head, pieces), part.correction[place]
-        weights = jnp.exp2(part.scores[place] - part.top[place])
-        total, values = _sums(weights, keys.halves(self.layout, self.q.dtype)[1], keys.factors(1))
+    def _weigh(self, head: Int, part: Part) -> None:
+        weights, correction = jnp.exp2(part.scores[head] - part.top[head]), part.correction[head]
+        total, values = _sums(weights, part.values[head], None if part.factors is None else part.factors[head])
         self.total[head] = self.total[head] * correction + total
         self.values[head] = self.values[head] * correction + values
 
 
 def _sums(weights: jax.Array, v: jax.Array, factors: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns the total of `weights` [keys, rows], [1, rows], and the sum of `v` [keys, lanes] by them, [lanes, rows].
+    """Returns the total of `weights` [keys, rows], [1, rows], and the sum of `v` [lanes, keys] by them, [lanes, rows].
 
-    Ones behind the transposed values sum the weights as they are multiplied. A sum of its own would keep them in
-    registers for longer, which spills. Weights of codes with `factors` are not what is multiplied.
+    Ones behind the values sum the weights as they are multiplied. A sum of its own would keep them in registers for
+    longer, which spills. Weights of codes with `factors` are not what is multiplied.
     """
     if factors is not None:
         total = jnp.sum(weights, axis=0, keepdims=True)
-        return total, matmul(v, (weights * as_column(factors)).astype(v.dtype), contract_rows=True)
-    lanes, ones = v.shape[1], jnp.ones((tile_rows(v.dtype.name), v.shape[0]), v.dtype)
-    sums = matmul(jnp.concatenate([jnp.transpose(v), ones]), weights.astype(v.dtype))
+        return total, matmul(v, (weights * as_column(factors)).astype(v.dtype))
+    lanes, ones = v.shape[0], jnp.ones((tile_rows(v.dtype.name), v.shape[1]), v.dtype)
+    sums = matmul(jnp.concatenate([v, ones]), weights.astype(v.dtype))
     return sums[lanes : lanes + 1], sums[:lanes]

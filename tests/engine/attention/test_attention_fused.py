@@ -228,9 +228,11 @@ def test_a_decoding_row_has_the_same_bits_alone_as_among_others() -> None:
         np.testing.assert_array_equal(alone[0], among_others[i])
 
 
-@pytest.mark.parametrize("options", [{}, slow({"sliding_window": 600, "soft_cap": 5.0})])
-def test_a_prompts_bits_do_not_depend_on_how_it_is_cut(options: dict[str, Any]) -> None:
-    """Blocks of 512 keys have two parts. The first tokens of a chunk see some of them whole, or all in part."""
+@pytest.mark.parametrize(
+    ("max_keys", "options"), [(512, {}), (256, {}), slow(512, {"sliding_window": 600, "soft_cap": 5.0})]
+)
+def test_a_prompts_bits_do_not_depend_on_how_it_is_cut(max_keys: int, options: dict[str, Any]) -> None:
+    """Blocks have two parts, or one. The first tokens of a chunk see some of them whole, or all in part."""
     length, page_size, first = 1040, 128, 1020
     batch = PagedBatch.random(
         [(length - first, length)], page_size=page_size, max_seqs=1, max_len=length, num_tokens=32, seed=0
@@ -238,7 +240,7 @@ def test_a_prompts_bits_do_not_depend_on_how_it_is_cut(options: dict[str, Any]) 
     rng = np.random.default_rng(0)
     q, k, v = random_qkv(rng, 32, 4, 2, 64, "float32")
     held = stored(rng.normal(size=(batch.num_pages * page_size, 2, 2, 64)), "float32")
-    attend = fused(INTERPRETED, AttentionOptions(**options), max_keys=512, max_queries=16)
+    attend = fused(INTERPRETED, AttentionOptions(**options), max_keys=max_keys, max_queries=16)
 
     def attended(ends: list[int]) -> np.ndarray:
         cache = cache_of(held, KVCacheSpec(LAYERS, batch.num_pages, page_size, 2, 64, "float32"))
