@@ -22,7 +22,7 @@ MAX_KNOWN = 1024
 
 
 class Directory:
-    """The cards of the queues that are served, as they were at most `MAX_AGE_S` ago.
+    """The cards of the queues that are served, as they were at most `MAX_AGE_S` ago. Nothing is refused by old ones.
 
     Args:
         client: a client of any queue.
@@ -81,6 +81,9 @@ class Directory:
         """
         served = await self._served.cards()
         queues = list(_named(model, self._allowed_of(served)))
+        if not queues:  # a worker may have joined since
+            served = await self._served.read_anew()
+            queues = list(_named(model, self._allowed_of(served)))
         known = [] if queues else list(_named(model, self._allowed_of(self._served.known)))
         if may_wait and not queues:
             queues = known
@@ -103,7 +106,7 @@ class Directory:
             ApiError: nobody serves it any more (503).
             ConnectionLost, ServerRefused: Redis is away or refuses.
         """
-        card = (await self._served.cards()).get(queue)
+        card = (await self._served.cards()).get(queue) or (await self._served.read_anew()).get(queue)
         if card is None and may_wait:
             card = self.last_card_of(queue)
         if card is None:
@@ -143,6 +146,13 @@ class _ServedCards:
     async def cards(self) -> Mapping[str, ModelCard]:
         if not self._is_fresh:
             await self._reading.run()
+        return self._cards
+
+    async def read_anew(self) -> Mapping[str, ModelCard]:
+        """Returns the cards as they are now. Callers at the same time share one read, so that requests for what nobody
+        serves put a bounded load on Redis.
+        """
+        await self._reading.run()
         return self._cards
 
     async def _renew(self) -> None:
