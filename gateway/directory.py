@@ -79,10 +79,10 @@ class Directory:
                 match (400).
             ConnectionLost, ServerRefused: Redis is away or refuses.
         """
+        asked_s = time.monotonic()
         served = await self._served.cards()
-        queues = list(_named(model, self._allowed_of(served)))
-        if not queues:  # a worker may have joined since
-            served = await self._served.read_anew()
+        if not (queues := list(_named(model, self._allowed_of(served)))):  # a worker may have joined since
+            served = await self._served.cards(asked_s)
             queues = list(_named(model, self._allowed_of(served)))
         known = [] if queues else list(_named(model, self._allowed_of(self._served.known)))
         if may_wait and not queues:
@@ -106,7 +106,8 @@ class Directory:
             ApiError: nobody serves it any more (503).
             ConnectionLost, ServerRefused: Redis is away or refuses.
         """
-        card = (await self._served.cards()).get(queue) or (await self._served.read_anew()).get(queue)
+        asked_s = time.monotonic()
+        card = (await self._served.cards()).get(queue) or (await self._served.cards(asked_s)).get(queue)
         if card is None and may_wait:
             card = self.last_card_of(queue)
         if card is None:
@@ -140,22 +141,21 @@ class _ServedCards:
         self.known: dict[str, ModelCard] = {}
         """The last cards of queues that were served here."""
         self._wanted_s: dict[str, float] = {}  # when somebody last served a queue, or asked for one that nobody serves
-        self._read_at_s: float | None = None
+        self._read_at_s: float | None = None  # when the read began
         self._reading = Joined(self._renew)  # else, while Redis is away, each caller waits for all earlier failures
 
-    async def cards(self) -> Mapping[str, ModelCard]:
-        if not self._is_fresh:
+    async def cards(self, since_s: float | None = None) -> Mapping[str, ModelCard]:
+        """Returns the cards as a read found them that began at `since_s` or later; by default, `MAX_AGE_S` ago.
+
+        Callers at the same time share one read, so that requests for what nobody serves put a bounded load on Redis.
+        """
+        least_s = time.monotonic() - MAX_AGE_S if since_s is None else since_s
+        while self._read_at_s is None or self._read_at_s < least_s:
             await self._reading.run()
         return self._cards
 
-    async def read_anew(self) -> Mapping[str, ModelCard]:
-        """Returns the cards as they are now. Callers at the same time share one read, so that requests for what nobody
-        serves put a bounded load on Redis.
-        """
-        await self._reading.run()
-        return self._cards
-
     async def _renew(self) -> None:
+        begun_s = time.monotonic()
         self._cards = await self._read()
         for queue, card in self._cards.items():
             self.known.pop(queue, None)  # keeps the last served one at the end
@@ -164,7 +164,7 @@ class _ServedCards:
             del self.known[queue]
             self._wanted_s.pop(queue, None)
         self.note(self._cards)
-        self._read_at_s = time.monotonic()
+        self._read_at_s = begun_s
 
     def note(self, queues: Iterable[str]) -> None:
         """Notes that somebody serves these queues, or would like them served."""
@@ -192,10 +192,6 @@ class _ServedCards:
     def models(self) -> Mapping[str, str]:
         """Returns the last model of each configured queue and each queue served here; empty if there was none."""
         return dict.fromkeys(self.only, "") | {queue: card.model for queue, card in self.known.items()}
-
-    @property
-    def _is_fresh(self) -> bool:
-        return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
         queues = self.only or await self._client.queues()  # a user of some queues may not read the list
