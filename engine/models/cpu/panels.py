@@ -224,21 +224,11 @@ def _joined_biases(linears: Sequence[Weight], width: int, *, gated: bool) -> jax
         return None
     leading = found.shape[:-1]
     parts = [
-        jnp.zeros((*leading, _num_out(linear))) if linear.bias is None else linear.bias[...].astype(jnp.float32)
+        np.zeros((*leading, _num_out(linear)), np.float32)
+        if linear.bias is None
+        else np.asarray(linear.bias[...], np.float32)
         for linear in linears
     ]
-    rows = _columns([jnp.atleast_2d(part) for part in parts], width, gated=gated)
-    return rows.reshape(*leading, -1)
-
-
-def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
-    """Returns the columns of all parts, one part after the other; if gated, half a panel of each part in turn."""
-    if not gated:
-        return _padded(jnp.concatenate(parts, axis=1), width)
-    halves = [_padded(part, width // 2) for part in parts]
-    depth = halves[0].shape[0]
-    return jnp.stack([half.reshape(depth, -1, width // 2) for half in halves], axis=2).reshape(depth, -1)
-
-
-def _padded(columns: jax.Array, width: int) -> jax.Array:
-    return jnp.pad(columns, ((0, 0), (0, -columns.shape[1] % width)))
+    order = column_order([part.shape[-1] for part in parts], width, gated=gated)
+    rows = np.where(order < 0, 0, np.concatenate(parts, axis=-1)[..., order])
+    return jnp.asarray(rows.reshape(*leading, -1))
