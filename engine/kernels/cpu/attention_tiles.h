@@ -103,8 +103,8 @@ struct Spans {
   int64_t columns, depth;
 };
 
-// V vectors of columns, each of which may lie in another span. Reads row after row, and, if few rows of x are multiplied
-// by them, so that they may come from memory, prefetches what is needed next.
+// V vectors of columns, each of which may lie in another span. They are read row after row. Whoever reads them first, when
+// they may come from memory, prefetches what is needed next.
 template <bool kFetches, int V>
 struct Columns {
   const uint32_t* from[V];
@@ -182,9 +182,10 @@ __attribute__((noinline)) void MultiplyRows(int64_t rows, Matrix<const uint32_t>
   const auto down = [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     MultiplyColumns<Kind, true, R, kWidth>(x, w, whole_depth, c, out);
-    for (int64_t row = R; row < rows; row += R)
-      MultiplyColumns<Kind, false, R, kWidth>({x.data + row * x.stride, x.stride}, w, whole_depth, c,
-                                              {out.data + row * out.stride, out.stride});
+    if constexpr (R == kRows)  // there are more tiles only of kRows
+      for (int64_t row = R; row < rows; row += R)
+        MultiplyColumns<Kind, false, R, kWidth>({x.data + row * x.stride, x.stride}, w, whole_depth, c,
+                                                {out.data + row * out.stride, out.stride});
     c += kWidth * kLanes;
   };
   while (c + V * kLanes <= columns) down(std::integral_constant<int, V>());

@@ -102,11 +102,10 @@ void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, 
                                        std::min(kPiece, depth - k) / 2, sums, &ahead);
         continue;
       }
-    ahead.is_slow = HasFourBlocks(num_rows);
+    ahead.has_four_blocks = HasFourBlocks(num_rows);
     for (int64_t r = 0; r < num_rows; r += kRows) {
       const int64_t count = std::min(kPiece, depth - k), rows = std::min<int64_t>(kRows, num_rows - r);
-      const auto multiply = (r > 0 || ahead.is_slow) && ahead.bytes > 0 ? MultiplyRows<Fetch::kAhead, T>
-                                                                           : MultiplyRows<Fetch::kStream, T>;
+      const auto multiply = ahead.IsFetchedFrom(r) ? MultiplyRows<Fetch::kAhead, T> : MultiplyRows<Fetch::kStream, T>;
       multiply(rows, x + r * depth + k, depth, panel + k * kPanel, count, sums + r, &ahead);
     }
   }

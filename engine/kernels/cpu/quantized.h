@@ -40,11 +40,11 @@ inline void OfRows(int64_t rows, Tile&& tile) {
 }
 
 // Calls `tile` for any number of rows, kRows at a time, from `first` on. `tile` is also told whether to prefetch what
-// comes next. The first of few blocks does not, because it may still be waiting for its own data.
+// comes next.
 template <typename Tile>
 inline void OfBlocks(int64_t first, int64_t rows, const Ahead& ahead, Tile&& tile) {
   for (int64_t r = first; r < rows; r += kRows) {
-    if ((r > 0 || ahead.is_slow) && r + kRows <= rows && ahead.bytes > 0) tile(r, Rows<kRows>{}, std::true_type{});
+    if (r + kRows <= rows && ahead.IsFetchedFrom(r)) tile(r, Rows<kRows>{}, std::true_type{});
     else OfRows(std::min<int64_t>(kRows, rows - r), [&](auto count) { tile(r, count, std::false_type{}); });
   }
 }
@@ -323,7 +323,7 @@ void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_
   const uint32_t* lanes = weights.codes + panel * panel_size;
   Ahead ahead;
   if (next_panel >= 0) ahead = {reinterpret_cast<const char*>(weights.codes + next_panel * panel_size), panel_size * 4};
-  ahead.is_slow = !kHasTiles && HasFourBlocks(num_rows);
+  ahead.has_four_blocks = !kHasTiles && HasFourBlocks(num_rows);
   const float zero = kBits == 4 && weights.offset == Offset::kNone ? 8.0f : 0.0f;
   TaskTiles tiles;
   std::memset(totals, 0, num_rows * sizeof totals[0]);
