@@ -27,7 +27,7 @@ from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, pass
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
 from penstock.engine.loading.rows import FusedRows
 from penstock.engine.loading.source import Checkpoint, open_checkpoint
-from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, ParameterSource, Stored
+from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, ParameterSource, Stored, WeightFiles
 from penstock.engine.models import (
     FAMILIES,
     Decoder,
@@ -105,41 +105,48 @@ def load_model(
     """
     checkpoint = open_checkpoint(path)
     checked = _checked(checkpoint, config, stacked=stacked)
-    stored = checked.stored
-    num_bytes = {source.path: source.num_bytes(stored) for source in checked.sources}
-    num_bytes_read = 0
     model: Decoder = nnx.merge(checked.graph, nnx.from_flat_state(checked.params))
     around = [source for source in checked.sources if source.path[0] != "blocks"]
     blocks = [source for source in checked.sources if source.path[0] == "blocks"]
-    blocks.sort(key=lambda source: stored[source.names[0]].file)  # one file at a time
+    blocks.sort(key=lambda source: checked.stored[source.names[0]].file)  # one file at a time
     num_missing = Counter(int(source.path[1]) for source in blocks)  # parameters of each block
-    packs: Mapping[object, object] = {"head": pack_head, "blocks": pack_block}
-
-    def read(source: AnySource) -> None:
-        nonlocal num_bytes_read
-        is_packed = packs.get(source.path[0]) is not None
-        if is_packed and isinstance(source, ParameterSource) and source.path[-1] == "kernel":
-            _put(model, source.path, files.kernel(source))
-        else:
-            _put(model, source.path, files.array(source, placement))
-        num_bytes_read += num_bytes[source.path]
-        if progress is not None:
-            progress(num_bytes_read, sum(num_bytes.values()), "weights")
-
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
+        num_bytes = {source.path: source.num_bytes(checked.stored) for source in checked.sources}
+        reading = _Reading(model, files, placement, num_bytes, progress)
         for source in around:
-            read(source)
+            reading.take(source, to_pack=pack_head is not None and source.path[0] == "head")
         if pack_head is not None:
             pack_head(model)
         for source in blocks:
-            read(source)
+            reading.take(source, to_pack=pack_block is not None)
             number = int(source.path[1])
             num_missing[number] -= 1
             if pack_block is not None and not num_missing[number]:
                 model.blocks[number] = pack_block(model.blocks[number])
     return model if placement is None else shard_experts(model, placement)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Reads parameters into a model, and reports how many bytes of them have been read."""
+
+    model: Decoder
+    files: WeightFiles
+    placement: Placement | None
+    num_bytes: Mapping[ParamPath, int]
+    progress: ReportProgress | None
+    num_bytes_read: int = 0
+
+    def take(self, source: AnySource, *, to_pack: bool) -> None:
+        if to_pack and isinstance(source, ParameterSource) and source.path[-1] == "kernel":
+            _put(self.model, source.path, self.files.kernel(source))
+        else:
+            _put(self.model, source.path, self.files.array(source, self.placement))
+        self.num_bytes_read += self.num_bytes[source.path]
+        if self.progress is not None:
+            self.progress(self.num_bytes_read, sum(self.num_bytes.values()), "weights")
 
 
 def _put(model: Decoder, path: ParamPath, array: jax.Array | np.ndarray) -> None:
