@@ -26,8 +26,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=patience_s)
     for task in everyone:
-        if not task.cancelled():
-            task.exception()  # marks it as seen
+        _see(task)
 
 
 class Joined(Generic[T]):
@@ -41,12 +40,14 @@ class Joined(Generic[T]):
 
     @property
     def is_running(self) -> bool:
-        return self._task is not None
+        return self._task is not None and not self._task.done()
 
     async def run(self) -> T:
-        if self._task is None:
+        # Work that has ended is never joined, not even before its callbacks run: awaiting it would let no other task
+        # run, so that a caller that asks until the outcome is new enough would ask for ever.
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(_see)
         return await asyncio.shield(self._task)
 
     async def close(self) -> None:
@@ -54,7 +55,8 @@ class Joined(Generic[T]):
         if self._task is not None:
             await end_tasks([self._task])
 
-    def _ended(self, task: asyncio.Task[T]) -> None:
-        self._task = None
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved, even if nobody waits any more
+
+def _see(task: asyncio.Task[Any]) -> None:
+    """Marks the error of an ended task as seen: nobody may wait for it any more."""
+    if not task.cancelled():
+        task.exception()

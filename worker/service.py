@@ -22,7 +22,7 @@ from penstock.protocol import keys
 from penstock.protocol.queue.load import QueueLoad
 from penstock.protocol.redis.address import Address, parse_url
 from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
-from penstock.protocol.tasks import end_tasks
+from penstock.protocol.tasks import Joined, end_tasks
 from penstock.protocol.wire import ModelCard
 from penstock.serving.exporting import exporting
 from penstock.serving.exposition import render
@@ -41,7 +41,6 @@ from penstock.worker.redis import retries
 from penstock.worker.redis.permissions import check_permissions
 from penstock.worker.session import Session
 from penstock.worker.startup_report import NO_COMPILER_HINT, STARTED, describe, device_of
-from penstock.worker.tasks import Shared
 from penstock.worker.watch.reporting import Reporting
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class WorkerService:
         self._redis: RedisClient | None = None
         self._health: HealthServer | None = None
         self._memory: Callable[[], Sequence[DeviceMemory]] = tuple
-        self._refresh = Shared(self._refresh_metrics)
+        self._refresh = Joined(self._refresh_metrics)
 
     def request_drain(self) -> None:
         """Asks for a drain; a second call aborts it. Meant to be called by a signal handler of the event loop."""
@@ -145,7 +144,7 @@ class WorkerService:
     async def _run(self) -> None:
         await self._start_health()
         try:
-            async with exporting(self._telemetry, self.metrics.registry, self._refresh):
+            async with exporting(self._telemetry, self.metrics.registry, self._refresh.run):
                 model = await self._prepare()
                 if model is not None:
                     card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
@@ -155,7 +154,7 @@ class WorkerService:
         finally:
             if self._health is not None:
                 await self._health.stop()
-            await self._refresh.stop()
+            await self._refresh.close()
 
     def _spans_of(self, model: Model) -> RequestSpans | None:
         if self._telemetry is None or self._telemetry.provider is None:
@@ -281,13 +280,13 @@ class WorkerService:
                             await driver.stop()
                 finally:
                     self._redis = None  # the last scrape would make a connection that nobody closes
-                    await self._refresh()  # nor does one that is under way
+                    await self._refresh.run()  # nor does one that is under way
 
     def _is_alive(self) -> bool:
         return self._session is None or not self._session.has_engine_ended
 
     async def _scrape(self, accept: str) -> tuple[bytes, str]:
-        await self._refresh()
+        await self._refresh.run()
         return render(self.metrics.registry, accept)
 
     async def _refresh_metrics(self) -> None:

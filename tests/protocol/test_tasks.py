@@ -45,20 +45,70 @@ async def test_no_tasks_are_ended_at_once() -> None:
     await end_tasks([])
 
 
-async def test_who_asks_for_joined_work_gets_what_runs_even_if_the_first_one_is_cancelled() -> None:
-    go_on, num_runs = asyncio.Event(), 0
+async def test_joined_work_runs_once_at_a_time() -> None:
+    may_end = asyncio.Event()
+    num_runs = 0
 
     async def work() -> int:
         nonlocal num_runs
         num_runs += 1
-        await go_on.wait()
+        await may_end.wait()
         return num_runs
 
     joined = Joined(work)
-    first, second = asyncio.create_task(joined.run()), asyncio.create_task(joined.run())
+    first, *others = [asyncio.create_task(joined.run()) for _ in range(5)]
     await asyncio.sleep(0)
-    await end_tasks([first])
-    go_on.set()
-    assert first.cancelled()
-    assert await second == 1
-    assert await joined.run() == 2
+    first.cancel()  # whose call started it
+    await asyncio.wait({first})
+    may_end.set()
+    assert await asyncio.gather(*others) == [1] * 4
+    assert await joined.run() == 2  # nobody gets an outcome from before they asked
+    may_end.clear()
+    last = asyncio.create_task(joined.run())
+    await asyncio.sleep(0)
+    await joined.close()
+    await asyncio.wait({last})
+    assert last.cancelled()
+
+
+async def test_what_fails_fails_for_all_who_joined_it_and_can_be_tried_again() -> None:
+    errors = [LookupError("once")]
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    joined = Joined(work)
+    outcomes = await asyncio.gather(joined.run(), joined.run(), return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["once", "once"]
+    assert await joined.run() == "done"
+
+
+async def test_what_never_ran_can_be_stopped() -> None:
+    async def work() -> None:
+        raise AssertionError("nobody asked")
+
+    await Joined(work).close()
+
+
+async def test_work_that_has_ended_is_not_joined_even_before_anybody_was_told() -> None:
+    late: list[asyncio.Task[None]] = []
+    num_runs = 0
+
+    async def work() -> int:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 1:
+            late.append(asyncio.create_task(ask_until_new()))  # it runs once this has ended, before any callback
+        return num_runs
+
+    async def ask_until_new() -> None:
+        assert not joined.is_running
+        while await joined.run() < 2:
+            pass
+
+    joined = Joined(work)
+    assert await joined.run() == 1
+    await late[0]
