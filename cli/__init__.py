@@ -103,6 +103,7 @@ def main() -> None:
         _say(str(error))
         sys.exit(1)
     stopping.listen_early(("penstock", *sys.argv[1:]))  # if a program of another name calls this
+    need_no_affinity()
     status = run()
     stopping.end()
     try:
@@ -122,6 +123,20 @@ def main() -> None:
         # interpreter were shut down around it.
         os._exit(status)
     sys.exit(status)
+
+
+def need_no_affinity() -> None:
+    """Lets asyncio make threads where a sandbox refuses to tell the CPU affinity: from Python 3.13 on it asks first."""
+    if sys.version_info >= (3, 13):
+        count = os.process_cpu_count
+
+        def count_anyway() -> int | None:
+            try:
+                return count()
+            except OSError:
+                return os.cpu_count()
+
+        os.process_cpu_count = count_anyway
 
 
 def _open_standard_streams() -> None:

@@ -21,10 +21,10 @@ PAUSED = """
 import gc
 from penstock.serving import garbage
 gc.set_threshold(10)
-before = gc.get_stats()[0]["collections"]
 with garbage.paused():
+    before = gc.get_stats()[0]["collections"]
     kept = [[] for _ in range(10_000)]
-assert gc.get_stats()[0]["collections"] == before
+    assert gc.get_stats()[0]["collections"] == before
 assert gc.isenabled() and gc.get_freeze_count() > 10_000
 try:
     with garbage.paused():

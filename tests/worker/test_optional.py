@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from docs.scripts.pages import page
 from penstock import AsyncClient
+from penstock.cli import need_no_affinity
 from penstock.gateway.page import routes
 from penstock.gateway.serve import _descriptors_for
 from penstock.local.embedded import EmbeddedServer, EmbeddedServerError
@@ -104,8 +105,13 @@ async def _is_ready(http: httpx2.AsyncClient) -> bool:
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-async def test_nobody_needs_files_or_favours(redis_url: str, is_later: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nobody_needs_files_or_favours(
+    redis_url: str, is_later: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.version_info >= (3, 13):
+        monkeypatch.setattr(os, "process_cpu_count", os.process_cpu_count)  # it is put back
     with ExitStack() as taken:
+        need_no_affinity()  # as `penstock` does when it starts
         if not is_later:
             refused = taken.enter_context(no_files_and_no_favours())
         async with (
@@ -122,6 +128,8 @@ async def test_nobody_needs_files_or_favours(redis_url: str, is_later: bool, cap
             assert (await http.post("/v1/chat/completions", json=said)).status_code == 200
             file: dict[str, Any] = {"file": ("a.jsonl", b"{}" * 2**20), "purpose": (None, "batch")}
             assert (await http.post("/v1/files", files=file)).status_code == 200
+            said["messages"] = [{"role": "user", "content": "hello" * 100_000}]  # a thread parses it
+            assert (await http.post("/v1/chat/completions", json=said)).status_code == 400  # too long for the model
             assert (await http.get("/")).status_code == 200
             metrics = (await http.get(f"http://127.0.0.1:{worker.service.health_port}/metrics")).text
             assert "penstock_build_info" in metrics

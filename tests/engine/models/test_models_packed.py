@@ -44,11 +44,11 @@ def tokens(num_tokens: int, features: int, dtype: str) -> jax.Array:
     return jax.random.normal(jax.random.key(9), (num_tokens, features), dtype)
 
 
-def assert_close(got: jax.Array, expected: jax.Array, dtype: str) -> None:
+def assert_close(got: jax.Array, expected: jax.Array, dtype: str, times: float = 1.0) -> None:
     assert got.dtype == expected.dtype
     scale = float(jnp.max(jnp.abs(expected.astype(jnp.float32)))) or 1.0
     error = float(jnp.max(jnp.abs(got.astype(jnp.float32) - expected.astype(jnp.float32))))
-    assert error <= TOLERANCE[dtype] * scale
+    assert error <= times * TOLERANCE[dtype] * scale
 
 
 @needs_compiler
@@ -208,7 +208,7 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
     monkeypatch.setattr(PackedExperts, "__call__", recording)
     got = packed.mix(x.at[65].set(jnp.nan), chosen, weights)
     np.testing.assert_array_equal(sizes[0], [(chosen == expert).sum() for expert in range(5)])
-    assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype)
+    assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype, times=1.5)  # three matmuls round, not two
     assert not got[60:].any()
     np.testing.assert_array_equal(packed.mix(x[7:19], chosen[7:19], weights[7:19]), got[7:19])
 
