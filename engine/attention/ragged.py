@@ -15,6 +15,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
 _LANES = 128
@@ -22,7 +23,6 @@ _QUERIES_PER_BLOCK = 32
 _KEYS_PER_BLOCK = 1024
 _MAX_PAGES_PER_BLOCK = 16
 _BUFFER_BYTES = 8 * 2**20  # for the kernel's two blocks of pages, at most
-_VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 # The kernel does not return the sums of weights that would be needed to add sinks afterwards.
 NO_SINKS = "attention 'ragged' has no attention sinks, and the model's heads have; set auto, fused or xla"
@@ -108,7 +108,7 @@ class RaggedKernelAttention(AttentionBackend):
             soft_cap=options.soft_cap,
             num_kv_pages_per_block=_pages_per_block(page_size, combined * dim * pages.dtype.itemsize, pages_per_seq),
             num_queries_per_block=min(_QUERIES_PER_BLOCK, num_tokens),
-            vmem_limit_bytes=_VMEM_BYTES,
+            vmem_limit_bytes=VMEM_BYTES,
         )
         attended = attended.reshape(num_tokens, num_kv_heads + extra, group, dim)[:, :num_kv_heads, :, :head_dim]
         return attended.reshape(q.shape), StackedCache(pages, cache.first_page)

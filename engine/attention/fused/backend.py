@@ -20,9 +20,9 @@ from penstock.engine.attention.fused.scales import scale_rows
 from penstock.engine.attention.fused.softmax import ScoreFunction
 from penstock.engine.attention.quantization import QUANTIZED_DTYPES, is_quantized, quantized_kv
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
-_VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _SCALE_BYTES = 4
 
 
@@ -172,7 +172,7 @@ class FusedAttention(AttentionBackend):
                 *(pltpu.HBM(array.shape, array.dtype) for array in held),
             ],
             input_output_aliases={NUM_TABLES + len(queries) + i: 1 + i for i in range(len(held))},
-            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES, disable_bounds_checks=True),
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True),
             cost_estimate=cost,
             interpret=self._interpret,
             name="fused_ragged_paged_attention",

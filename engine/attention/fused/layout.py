@@ -12,7 +12,7 @@ _SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's 
 _MAX_KEYS_AT_ONCE = 256
 _MAX_DECODE_KEYS = 1024  # in all blocks that decode attends to at once
 _MAX_ROWS = 512  # query rows per KV head in a block
-_MAX_ROWS_AT_ONCE = 1024  # of all KV heads that prefill computes at once; fewer than half of _MAX_ROWS cost as many
+_MAX_ROWS_AT_ONCE = 2048  # of all KV heads that prefill computes at once; fewer than half of _MAX_ROWS cost as many
 _MAX_HEADS_AT_ONCE = 16  # KV heads, those of each block of keys, that decode attends to in one go
 
 
@@ -137,6 +137,7 @@ def blocks_for(
     # What a block costs beside its keys is large against the bytes of 256 keys of 8 bits.
     decode = keys_in(_MAX_KEYS_AT_ONCE * (2 if is_scaled else 1), 2 * _SLOT_BYTES)
     blocks = max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads, _MAX_DECODE_KEYS // decode.keys))
+    most_rows = _MAX_ROWS_AT_ONCE // (2 if is_scaled else 1)  # more of 8 bits spill for nearly nothing
     return BlockSizes(
         num_queries=num_queries,
         tile_rows=tile,
@@ -155,7 +156,7 @@ def blocks_for(
         prefill_heads=max(
             n
             for n in range(1, num_kv_heads + 1)
-            if num_kv_heads % n == 0 and (n == 1 or n * max(group * num_queries, _MAX_ROWS // 2) <= _MAX_ROWS_AT_ONCE)
+            if num_kv_heads % n == 0 and (n == 1 or n * max(group * num_queries, _MAX_ROWS // 2) <= most_rows)
         ),
     )
 

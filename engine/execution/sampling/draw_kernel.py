@@ -30,8 +30,8 @@ from penstock.engine.execution.sampling.draw_filters import (
 from penstock.engine.execution.sampling.prefix_sums import LANES, prefix_lanes, prefix_sums, sums_of
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows, uniforms
 from penstock.engine.kernels.pallas import Ref
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 
-_VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _FLOPS = 50  # for each logit, if rows have filters
 _TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _UNIFORM, _NUM_PARAMETERS = range(6)  # lanes of a row's parameters
 
@@ -67,7 +67,7 @@ def draw(
         out_specs=pl.BlockSpec((block, LANES), lambda i: (i, 0)),
         out_shape=jax.ShapeDtypeStruct((num_rows, LANES), jnp.int32),
         scratch_shapes=[pltpu.VMEM((block, n), jnp.float32) for n in (width, width, few, few, num_chunks, num_chunks)],
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES, dimension_semantics=("arbitrary",)),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, dimension_semantics=("arbitrary",)),
         cost_estimate=pl.CostEstimate(
             flops=_FLOPS * logits.size,
             transcendentals=2 * logits.size,

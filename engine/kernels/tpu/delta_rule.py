@@ -19,12 +19,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import LANES
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 
 F32 = jnp.float32
 GATED_DELTA_RULE = "gated_delta_rule"
 """The kernel's name in a compiled program."""
 MOST_STATE_BYTES = 8 * 2**20  # for a device's share of a state, VMEM holds five of them
-VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 _IS_REAL, _BEGINS, _HAS_PAST, _GOES_ON, _IS_LEFT = (1 << bit for bit in range(5))
 

@@ -21,11 +21,11 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import KernelForm
 from penstock.engine.kernels.tpu.tiles import Tile, scale_scratch, tile_outputs
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 
 F32, I32 = jnp.float32, jnp.int32
 GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # its name in a compiled program
 FEWEST_ROWS, MOST_ROWS = 16, 256  # in a tile
-VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 
 class Tiles(NamedTuple):

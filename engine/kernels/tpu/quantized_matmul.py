@@ -18,10 +18,10 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import KernelForm
 from penstock.engine.kernels.tpu.tiles import Tile, scale_scratch, tile_outputs
+from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 
 F32 = jnp.float32
 MOST_TOKENS = 512  # in a tile
-VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 
 def quantized_matmul(
