@@ -20,7 +20,7 @@ from penstock.engine.processors import cpu_facts
 from tests.support.packages import ROOT
 
 KEPT = ROOT / ".cache" / "programs"
-MAX_BYTES = 2**28  # a whole run takes about 50 MB
+MAX_BYTES = 2**28  # a whole run takes about 90 MB
 PATTERNS = ("*-program", "plans/*.json")
 
 
