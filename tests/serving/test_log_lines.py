@@ -74,9 +74,9 @@ def test_lines_come_in_order_and_are_written_by_the_end(pipe: Pipe) -> None:
 def test_of_a_pipe_that_nobody_reads_the_higher_ranks_have_a_reserve(pipe: Pipe) -> None:
     lines, told = writing_to(pipe)
     taken = [fill(lines, rank) for rank in Rank]
-    assert taken[0] * 1024 == pytest.approx(CAPACITY_BYTES * 6 / 8, rel=0.05)
-    for each in taken[1:]:
-        assert each * 1024 == pytest.approx(CAPACITY_BYTES / 8, rel=0.05)
+    for each, share in zip(taken, (6 / 8, 1 / 8, 1 / 8), strict=True):
+        more = each * 1024 - CAPACITY_BYTES * share
+        assert abs(more) < 0.01 * CAPACITY_BYTES, taken  # the pipe itself takes less, whichever rank it takes from
     assert not lines.put("info", Rank.PLAIN)
     assert lines.num_dropped == len(taken) + 1
     reading = threading.Thread(target=lambda: read.extend(pipe.lines("end")))
