@@ -135,7 +135,6 @@ class Session:
                 (sweep_forever(self._intake, self._readiness), "sweeper"),
                 (self._charging.run(), "charging"),
                 (self._measuring.run(), "measuring"),
-                (self._reporting.run(), "reporting"),
                 (self._cancel.run(), "cancel"),
                 (self._calls.run(), "calls"),
                 (self._refusals.run(), "refusals"),
@@ -143,14 +142,10 @@ class Session:
             ):
                 self._start(work, name)
             self._heartbeat.set_serving(True)
-            self._readiness.ready(_PART)
-            _log.info(
-                "joined",
-                queue=self._config.queue,
-                worker=self._config.name,
-                digest=self._card.digest,
-                arithmetic=self._card.arithmetic,
-            )
+            await self._while_working(self._wait_until_told(stop, self._heartbeat.has_announced))
+            if self._heartbeat.has_announced.is_set():
+                self._say_joined()
+                self._start(self._reporting.run(), "reporting")  # its first report says that this worker is ready
             await self._while_working(self._wait_until_told(stop))
             await self._drain_for(self._heartbeat.must_end or self._refused, intake)
         finally:
@@ -161,8 +156,19 @@ class Session:
         self._readiness.not_ready(_PART, "joining the queue")
         await retries.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
-    async def _wait_until_told(self, stop: asyncio.Event) -> None:
-        reasons = (stop, self._heartbeat.must_drain, self._refusals.must_drain)
+    def _say_joined(self) -> None:
+        self._readiness.ready(_PART)
+        _log.info(
+            "joined",
+            queue=self._config.queue,
+            worker=self._config.name,
+            digest=self._card.digest,
+            arithmetic=self._card.arithmetic,
+        )
+
+    async def _wait_until_told(self, *or_until: asyncio.Event) -> None:
+        """Waits for what makes this worker drain, or for an event."""
+        reasons = (*or_until, self._heartbeat.must_drain, self._refusals.must_drain)
         waits = [asyncio.create_task(event.wait()) for event in reasons]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -67,6 +67,7 @@ class Heartbeat:
         self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
+        self.has_announced = asyncio.Event()  # clients find the queue; or the list of queues is in trouble
         self.must_drain = asyncio.Event()
         self.must_end: WorkerError | None = None  # why this process must stop, once another was seen alive
 
@@ -160,6 +161,8 @@ class Heartbeat:
                 _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
         else:
             self._num_unannounced = 0
+        if self._is_serving:
+            self.has_announced.set()
 
     async def _announce(self, *, is_served: bool) -> None:
         """Updates the list of all queues. It is not in the queue's slot, and so not part of the beat."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from redis import exceptions
+from structlog.testing import capture_logs
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
@@ -22,7 +23,8 @@ from penstock.worker.presence import heartbeat as heartbeats
 from penstock.worker.presence.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.redis.guarded import execute_one
 from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import QUICK
+from tests.support.programs.worker_harness import QUICK, running_worker
+from tests.support.redis_servers.refusing_proxy import PASSING, RefusingProxy
 
 pytestmark = pytest.mark.every_server
 
@@ -66,6 +68,33 @@ async def test_a_beat_renews_before_the_key_lapses(raw: RedisClient, make: Make)
     assert await heartbeat.beat() == 0
     assert 500_000 < await raw.pttl(KEY) <= LONG_S * 1000
     assert await raw.get(KEY) == b"one"
+
+
+async def test_joined_is_said_once_clients_find_the_queue(raw: RedisClient, redis_url: str) -> None:
+    """A first request that comes with that line would have 503 from a gateway."""
+    before: list[bool] = []
+    with capture_logs() as lines:
+
+        def has_joined() -> bool:
+            return any(line["event"] == "joined" for line in lines)
+
+        async with RefusingProxy(redis_url) as proxy:
+            proxy.on_command = lambda name: before.append(has_joined()) if name == "presence.ANNOUNCE" else None
+            async with running_worker(proxy.url, name="w"):
+                await eventually(has_joined)
+                assert await raw.zscore(keys.queues(), "q") is not None
+                assert await raw.zscore(SERVING, "w") is not None
+                assert await raw.hgetall(CARD)
+    assert not before[0]
+
+
+async def test_what_clients_do_not_find_is_joined_all_the_same(redis_url: str) -> None:
+    """The list of queues may be on another node, in trouble: clients that name the queue are served."""
+    with capture_logs() as lines:
+        async with RefusingProxy(redis_url) as proxy:
+            proxy.refuse(PASSING["BUSY"], "presence.ANNOUNCE")
+            async with running_worker(proxy.url, name="w"):
+                await eventually(lambda: any(line["event"] == "joined" for line in lines))
 
 
 async def test_a_running_heartbeat_renews_what_is_there(raw: RedisClient, make: Make) -> None:
