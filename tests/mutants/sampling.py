@@ -104,6 +104,6 @@ SAMPLING = (
         "engine/text/stream.py",
         "return released if stop else released + self._matcher.flush()",
         "return released",
-        (f"{_TEXT}/test_text_stream.py::test_text_is_the_decode_up_to_the_first_stop",),
+        (f"{_TEXT}/test_text_stream.py::test_a_text_that_ends_within_a_stop_string_is_whole",),
     ),
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,14 @@ def test_text_is_the_decode_up_to_the_first_stop(data: st.DataObject, tokenizer:
     text, stop = matcher.push(tokenizer.decode(ids))
     released, _ = run(TextStream(tokenizer, stops), ids)
     assert released == (text if stop else text + matcher.flush())
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte level", "llama2"])
+def test_a_text_that_ends_within_a_stop_string_is_whole(tokenizer: Tokenizer) -> None:
+    ids = list(tokenizer.encode("b a"))
+    text = tokenizer.decode(ids)
+    assert text.endswith("a")
+    assert run(TextStream(tokenizer, ["ab"]), ids) == (text, None)
 
 
 @given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
