@@ -60,6 +60,7 @@ async def test_joined_work_runs_once_at_a_time() -> None:
     await asyncio.sleep(0)
     first.cancel()  # whose call started it
     await asyncio.wait({first})
+    assert first.cancelled()
     may_end.set()
     assert await asyncio.gather(*others) == [1] * 4
     assert await joined.run() == 2  # nobody gets an outcome from before they asked

@@ -208,7 +208,8 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
     monkeypatch.setattr(PackedExperts, "__call__", recording)
     got = packed.mix(x.at[65].set(jnp.nan), chosen, weights)
     np.testing.assert_array_equal(sizes[0], [(chosen == expert).sum() for expert in range(5)])
-    assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype, times=1.5)  # three matmuls round, not two
+    times = 1.5 if dtype == "float16" else 1.0  # three matmuls round, not two, which jax 0.12 shows in float16
+    assert_close(got[:60], experts.mix(x, chosen, weights)[:60], dtype, times)
     assert not got[60:].any()
     np.testing.assert_array_equal(packed.mix(x[7:19], chosen[7:19], weights[7:19]), got[7:19])
 
