@@ -42,7 +42,7 @@ def attention_for(
     What matters of the model is its type, its head size, and whether it has attention sinks, or layers that read the
     keys and values of others.
 
-    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships with JAX (docs/tpu.md); our kernels
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships with JAX (docs/tpu-kernels.md); our kernels
     on GPU (docs/gpu.md); on CPU the native form if there is a C++ compiler; and otherwise the XLA form.
 
     Raises:

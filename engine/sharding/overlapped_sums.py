@@ -4,7 +4,7 @@ The devices' SparseCores do the sums next to the program. Without SparseCores no
 compiler needs flags for it (`engine/execution/compilation.py`).
 
 Two parts take twice as many instructions, and SparseCores sum through HBM, while the program's own sums stay in VMEM.
-The costs and savings come from libtpu's estimates (docs/tpu.md); hence the bounds below.
+The costs and savings come from libtpu's estimates (docs/tpu-kernels.md); hence the bounds below.
 """
 
 from __future__ import annotations
