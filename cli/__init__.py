@@ -117,7 +117,7 @@ def main() -> None:
     except BlockingIOError:  # nobody reads the log's pipe
         pass
     except OSError:
-        os._exit(status)  # the output is not a result
+        os._exit(status)  # only log lines are lost, no result
     if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
         # A worker told to stop while it loads leaves a thread inside the compiler. That thread would crash if the
         # interpreter were shut down around it.

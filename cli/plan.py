@@ -1,4 +1,4 @@
-"""Options of `penstock plan`. Its work is in `planning.py`, which needs the worker extra."""
+"""Options of `penstock plan`. Its work is in `penstock.cli.shared.planning`, which needs the worker extra."""
 
 from __future__ import annotations
 

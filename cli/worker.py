@@ -1,4 +1,4 @@
-"""Options of `penstock worker`. Its work is in `serve.py`, which needs the worker extra."""
+"""Options of `penstock worker`. Its work is in `penstock.cli.shared.serve`, which needs the worker extra."""
 
 from __future__ import annotations
 

@@ -18,15 +18,16 @@ _CHARS = 16
 _SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
 """Settings that decide which tokens one program computes together."""
 _TPU_KERNELS = 6
-"""Raised by each change of how kernels on a TPU round, attention's included, or in which order they sum."""
+"""A version: raise it with each change of how TPU kernels, attention's included, round or order their sums."""
 
 
 def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
-    """Returns 16 hex digits: engines of one version and model with equal ones round alike.
+    """Returns 16 hex digits. Engines of one version and model round alike if their digits are equal.
 
-    Unequal ones may still round alike: two kinds of processors count as two kinds of arithmetic. Engines that are
-    `batch_invariant` round alike whatever their batches and threads; of the others, threads and the settings that shape
-    batches count too, and so does what a time at the start chose among unequal bits (`same_tokens` off).
+    Engines with different digits may still round alike: two kinds of processors always count as two arithmetics. An
+    engine that is `batch_invariant` rounds alike whatever its batches and threads. For any other engine, the digits
+    also depend on threads, on the settings that shape batches, and on choices that were made by timing at the start
+    (`same_tokens` off).
     """
     return hashlib.sha256(json.dumps(_facts(info, config), sort_keys=True).encode()).hexdigest()[:_CHARS]
 

@@ -143,7 +143,7 @@ class Engine:
             self._info = with_loops(self._info, self._pace.decode_steps, self._deployment.config)
 
     def settle(self) -> None:
-        """Waits until weights and KV cache lie where they stay. A benchmark does; requests needn't."""
+        """Waits until weights and KV cache have been moved to huge pages. Benchmarks need this; requests do not."""
         self._runner.move_to_huge_pages(wait=True)
 
     def speculate(self, drafter: Drafter | None) -> None:

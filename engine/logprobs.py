@@ -20,7 +20,7 @@ class PromptLogprobs:
         self._values: list[TokenLogprob | None] = [None]  # nothing comes before the first token
 
     def take(self, found: Logprobs, place: int, start: int, count: int) -> None:
-        """Takes what the `count` rows from `place` on say about the tokens that follow those from `start` on.
+        """Takes the log-probabilities of `count` prompt tokens, those after position `start`, from the rows at `place`.
 
         Chunks overlap when a prompt was preempted and is recomputed.
         """

@@ -37,7 +37,7 @@ class Setting:
     group: str = ""
 
     def fault(self, value: Any) -> str | None:
-        """Returns what the value must be and is not, or None. None as a value is always right."""
+        """Returns what is wrong with the value, such as `must be above 0`, or None. The value None is always valid."""
         if value is None:
             return None
         if self.one_of and value not in self.one_of:
@@ -81,7 +81,7 @@ def declared(config: type) -> dict[str, Declared]:
 
 
 def faults(config: Any) -> Iterator[tuple[str, str]]:
-    """Yields the settings of a configuration that are out of range, and what each must be and is not."""
+    """Yields each setting of a configuration that is out of range, with what is wrong with it, as `must be ...`."""
     kind: type = type(config)
     for name, field in declared(kind).items():
         if (fault := field.setting.fault(getattr(config, name))) is not None:

@@ -60,7 +60,7 @@ class EngineStats:
     num_pages: int = 0
     num_free_pages: int = 0
     num_cached_pages: int = 0
-    kinds: tuple[KindStats, ...] = ()  # of these pages, by kind, if layers differ in their KV heads
+    kinds: tuple[KindStats, ...] = ()  # the same figures by kind of page, if layers differ in their KV heads
     num_state_slots: int = 0
     num_free_state_slots: int = 0
     num_cached_state_slots: int = 0

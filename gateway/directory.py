@@ -22,7 +22,7 @@ MAX_KNOWN = 1024
 
 
 class Directory:
-    """The cards of the queues that are served, as they were at most `MAX_AGE_S` ago. Nothing is refused by old ones.
+    """The cards of the queues that are served, at most `MAX_AGE_S` old. No request is refused because of an old card.
 
     Args:
         client: a client of any queue.
@@ -142,7 +142,7 @@ class _ServedCards:
         """The last cards of queues that were served here."""
         self._wanted_s: dict[str, float] = {}  # when somebody last served a queue, or asked for one that nobody serves
         self._read_at_s: float | None = None  # when the read began
-        self._reading = Joined(self._renew)  # else, while Redis is away, each caller waits for all earlier failures
+        self._reading = Joined(self._renew)  # shared: alone, each caller would wait for all earlier failures
 
     async def cards(self, since_s: float | None = None) -> Mapping[str, ModelCard]:
         """Returns the cards as a read found them that began at `since_s` or later; by default, `MAX_AGE_S` ago.

@@ -112,7 +112,7 @@ def unavailable(message: str) -> ApiError:
 
 
 def _lost(_: ConnectionLost) -> ApiError:
-    """Hides the address of Redis and its words, which are for the operator: `Standing` logs them."""
+    """Hides the address of Redis and its words, which are for the operator: `RedisHealth` logs them."""
     return unavailable("the gateway has no connection to its queue now; try again")
 
 

@@ -94,8 +94,8 @@ class GatewayServer(_Server):
         self.app = create_app(settings, self.metrics, provider, max_connections)
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_told = False  # to stop, by its owner
-        self._is_over = False  # and all connections to Redis are closed
+        self._is_told = False  # whether its owner has told it to stop
+        self._is_over = False  # whether it has ended, with all connections to Redis closed
         self.is_refused = False
         self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(

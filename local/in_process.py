@@ -39,7 +39,7 @@ _OF_WORKERS = {
     "tracestate": "a worker's traces",
 }
 
-# A worker's limits guard against strangers.
+# A worker's limits guard against strangers. Here the caller limits itself.
 NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
 
@@ -133,7 +133,7 @@ class InProcessEngine:
             self._leave(run)
 
     async def _admit(self, run: _Run) -> None:
-        """Brings a request to the engine, like `penstock.worker.intake.claiming`."""
+        """Brings a request to the engine, as `penstock.worker.intake.intake` does."""
         _check_honoured(run.request)
         try:
             preparation = await self._prepare(run.request)

@@ -53,7 +53,7 @@ class Program:
         self._last = ""
 
     async def keep(self) -> None:
-        """Returns once it was stopped.
+        """Keeps the program running, and returns once it was stopped.
 
         Raises:
             ProgramEnded: it ended before it was known to be sound.
@@ -103,7 +103,7 @@ class Program:
         while True:
             try:
                 line = await lines.readline()
-            except ValueError:  # it is longer than any of ours, and is left out
+            except ValueError:  # the line is longer than any of ours: left out
                 continue
             if not line:
                 return
@@ -113,7 +113,7 @@ class Program:
         try:
             said = json.loads(line)
             event, level = str(said.pop("event")), str(said.pop("level"))
-        except (ValueError, KeyError, TypeError, AttributeError):  # of a library, or of the interpreter
+        except (ValueError, KeyError, TypeError, AttributeError):  # written by a library or the interpreter
             if line.strip():
                 self._last = line
                 _log.info(line, program=self.name)

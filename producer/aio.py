@@ -31,7 +31,7 @@ from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, Model
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-MAX_OTHERS = 64  # queues whose clients `AsyncClient.on` keeps while nothing of them runs
+MAX_OTHERS = 64  # how many clients of other queues `AsyncClient.on` keeps while they are idle
 
 
 def connections_of(client: AsyncClient) -> Connections:
@@ -92,7 +92,7 @@ class AsyncClient:
             spans=client_spans(tracing),
         )
         self._transports = WeakSet({self._transport})  # of all queues, to be closed
-        self._others: dict[str, Self] = {}  # the one asked for last comes last
+        self._others: dict[str, Self] = {}  # in order of use, the most recent one last
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} queue {self._transport.queue!r} at {self._transport.address}>"
@@ -110,13 +110,13 @@ class AsyncClient:
             transport = self._transport.beside(queue)
             self._transports.add(transport)
             other = copy(self)
-            vars(other).update(_transport=transport, _connections=None)  # not the other client's to close
+            vars(other).update(_transport=transport, _connections=None)  # `other` must not close shared connections
             self._forget_idle()
         self._others[queue] = other
         return other
 
     def _forget_idle(self) -> None:
-        """Drops the clients of idle queues, as queues come and go. They are made again when needed."""
+        """Drops clients of idle queues, so that they do not pile up as queues come and go. `on` makes them again."""
         idle = [queue for queue, other in self._others.items() if other._transport.is_idle]  # noqa: SLF001
         for queue in idle[: 1 - MAX_OTHERS]:
             del self._others[queue]
@@ -263,14 +263,14 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109  the name callers expect
         **sampling: Unpack[Sampling],
     ) -> int:
-        """Counts the tokens of a prompt for the queue's model, a chat in its template, even if it is too long.
+        """Counts the tokens of a prompt, even if it is too long to run. A chat is rendered by the model's template.
 
         A worker answers this while it generates, even when it is full.
 
         Raises:
             RequestRefused: the request can't be read, or the chat template refuses it.
             CallTimedOut: no worker answered within `timeout` seconds.
-            CallFailed: a worker broke over it.
+            CallFailed: a worker failed while it answered the call.
             QueueFull: too many calls wait.
             ConnectionLost, ServerRefused: Redis is away or refuses.
         """
@@ -297,7 +297,7 @@ class AsyncClient:
         skip_special_tokens: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
     ) -> str:
-        """Returns the text of tokens, special ones left out or spelled. Raises as `count_tokens`."""
+        """Returns the text of tokens. Special tokens are left out, or else spelled out. Raises as `count_tokens`."""
         skips = check_flag("skip_special_tokens", skip_special_tokens)
         request = request_of_tokens(token_ids, fresh_id=self._transport.new_id(), skip_special_tokens=skips)
         timeout_s = check_timeout(timeout)
@@ -325,7 +325,9 @@ class AsyncClient:
         return answer.prompt_tokens or 0
 
     async def model_card(self, *, queue: str | None = None) -> ModelCard | None:
-        """Returns what the workers of a queue serve, by default this client's own; None: nobody serves it.
+        """Returns the card of the model that a queue's workers serve; None if no worker serves the queue.
+
+        The default is this client's own queue.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or refuses.

@@ -1,4 +1,4 @@
-"""Arguments that callers pass besides requests. Each is checked in the call it is passed to, and errors name it."""
+"""Checks the arguments that callers pass besides requests, in the call that takes them. Errors name the argument."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_name(what: str, name: object) -> str:
 
     Raises:
         TypeError: it is not a string.
-        ValueError: it could not be one.
+        ValueError: it is not a valid name.
     """
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a str, not {in_python(name)}")
@@ -77,13 +77,13 @@ def check_wait(value: object) -> float | None:
 
 
 def check_flag(what: str, value: object) -> bool:
-    """Raises TypeError unless the value is a bool: words such as "no" are true."""
+    """Raises TypeError unless the value is a bool: a word such as "no" would count as true."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {in_python(value)}")
     return value
 
 
 def check_many(what: str, values: object) -> None:
-    """Raises TypeError for an iterable that holds no items of its kind: a single text or request, or a map."""
+    """Raises TypeError for a value that is iterable but stands for one item: a text, bytes, a mapping or a request."""
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping | BaseModel):
         raise TypeError(f"{what} must be an iterable of them, such as a list, not one {type(values).__name__}")

@@ -42,7 +42,7 @@ class BulkResult:
         return self.reply.text
 
     def as_row(self) -> dict[str, str | int | None]:
-        """Returns the outcome as a row of a table: without an error, `error` is None; with one, all others are."""
+        """Returns the outcome as a row of a table. `error` is None if there was none; else all others are None."""
         reply, error = self.reply, self.error
         return {
             "text": None if reply is None else reply.text,
@@ -60,7 +60,7 @@ Generate: TypeAlias = Callable[[Prompt, Sampling], Awaitable[Reply]]
 def check_bulk(
     prompts: object, sampling: Sampling, *, max_in_flight: object, ordered: object, progress: object
 ) -> None:
-    """Passes if `run_bulk` can begin with these.
+    """Checks that `run_bulk` can begin with these arguments.
 
     Raises:
         TypeError, ValueError: one of them has the wrong type or is out of range.

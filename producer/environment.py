@@ -13,10 +13,12 @@ URL_VARIABLES = ("PENSTOCK_REDIS_URL", "REDIS_URL")
 
 
 def known_address(shown: str) -> Address:
-    """Returns an address by what `str` of it shows: with user, password and options, if it is the environment's.
+    """Returns the address that `str(address)` shows as this text.
+
+    User, password and options are known only if it is the address in the environment.
 
     Raises:
-        BadAddress: it is none.
+        BadAddress: the text is not an address.
     """
     with suppress(BadAddress):
         address = address_from_environment()

@@ -23,7 +23,7 @@ from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_pyt
 
 UNNAMED = "-"  # until a row's id is known, which depends on the checked request
 MAX_EXPIRED_ATTEMPTS = 8
-"""Limit on expired replies to one row. More only expire if Redis keeps no replies at all."""
+"""How often a row is sent again because its reply has expired. More only expire if Redis keeps no replies at all."""
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
@@ -103,7 +103,7 @@ class ReplyStream:
 class Handle:
     """A request by its queue and id. Any number of handles, in any process, may follow the same reply.
 
-    It can be pickled, as its id and queue. What comes out has no client: pass both to `AsyncClient.handle`.
+    A handle can be pickled: its id and queue are kept. Unpickled, it has no client; pass both to `AsyncClient.handle`.
     """
 
     def __init__(self, transport: Transport | None, queue: str, request_id: str) -> None:
@@ -194,7 +194,7 @@ def send_and_follow(
 def row_reply(
     follow: Callable[[Prompt, Sampling], ReplyStream], prompt: Prompt, sampling: Sampling, ids: RowIds
 ) -> Awaitable[Reply]:
-    """Names the next row of a job, and returns its reply. One of an earlier run that has expired is generated again.
+    """Names the next row of a job, and returns its reply. A reply of an earlier run is generated again if it expired.
 
     Raises:
         RequestRefused: an option is unknown or out of range.
@@ -265,7 +265,7 @@ async def _sent(
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
-        if subscription.is_lost:  # sending had more patience than reading, and there was nothing to read yet
+        if subscription.is_lost:  # reading gave up during an outage that sending waited out
             subscription = transport.follow(transport.queue, request_id)
         following = _Following(subscription, assembler, deadline)
         while chunks := await following.next():
@@ -294,7 +294,7 @@ class _Following:
         try:
             while self._subscription.has_chunk:
                 self._feed(chunks, await self._subscription.next())
-        except PenstockError as error:  # raised after what came before it
+        except PenstockError as error:  # raised by the next call: what came before it is returned first
             self._error = error
         return chunks
 

@@ -72,7 +72,7 @@ class Transport:
         self._redis = connections.redis
         self.caller = CallClient(self.address, connections.calls, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
-        self._setup = Joined(self._set_up)  # else, while Redis is away, each caller would wait for all earlier failures
+        self._setup = Joined(self._set_up)  # shared: alone, each caller would wait for all earlier failures
         self._is_set_up = False
         self._owned: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -139,7 +139,7 @@ class Transport:
         if self._looks_ahead:
             try:
                 return await add()
-            except exceptions.NoPermissionError:  # a role from before `load`; or it may not enqueue at all
+            except exceptions.NoPermissionError:  # the role predates `keys.load`, or may not enqueue at all
                 added = await add(looks_ahead=False)
                 self._looks_ahead = False
                 return added
@@ -173,10 +173,10 @@ class Transport:
             return await query_status(self._batcher.execute, self.queue)
 
     async def card(self, queue: str) -> ModelCard | None:
-        """Returns what the workers of `queue` serve; None: it has none.
+        """Returns the card of what the workers of `queue` serve; None if it has no workers.
 
         Raises:
-            ServerRefused: something else is there.
+            ServerRefused: the card's key holds something else.
         """
         try:
             async with self.connections.answered():
@@ -194,7 +194,7 @@ class Transport:
             await cancel(redis, queue, request_id)
 
     def own(self, request_id: str) -> None:
-        """Notes a request in this client's queue that only its caller knows of: `close` cancels it."""
+        """Notes a request whose id only its caller knows: `close` cancels it."""
         self._owned.add(request_id)
 
     def disown(self, request_id: str, *, cancel: bool) -> None:
@@ -328,8 +328,8 @@ async def _has_entry(redis: RedisClient, queue: str, request_id: str, entry: byt
     Args:
         redis: a client of the server.
         queue: the queue that it was sent to.
-        request_id: its id, which is taken for its entry's if nothing else is known.
-        entry: the id of its entry, as noted by the client library.
+        request_id: the request's id. It is taken for the id of the queue entry if `entry` is None.
+        entry: the id of the queue entry, as the client library noted it; None: nothing was noted.
 
     Raises:
         ReplyGone: it was sent, and there is nothing left of it.

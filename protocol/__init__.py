@@ -5,6 +5,7 @@ requests, replies, calls and cards. `redis` connects to a server, a cluster or s
 `scripts` are the workers' Lua scripts, by noun; `queue` has those of clients, and `operations` what operators read and
 do. `telemetry` has the names of spans and metrics.
 
-Nothing here imports another folder of the project, JAX or an HTTP library. What one side alone does with an answer
-(when a worker retries, how a client assembles a reply, which status a gateway returns) belongs to that side.
+Nothing here imports another package of the project, except the few modules of `penstock` itself that all share, nor
+JAX or an HTTP library. What one side alone does with an answer (when a worker retries, how a client assembles a reply,
+which status a gateway returns) belongs to that side.
 """

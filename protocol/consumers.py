@@ -1,8 +1,8 @@
 """Consumers of a queue's group that are not workers, and hold entries until a worker takes them.
 
-A half-written reply goes on with the model that began it, and for a while, or for good, with the arithmetic. So there
-are two kinds of workers that an entry may be left to: those with one model, which its digest names, and those of them
-that round alike (`kind_of`).
+A half-written reply must be continued with the model that began it and, for a while or for good, with the same
+arithmetic. So an entry may be left to two kinds of workers: those with one model, which its digest names, and those
+among them that round alike (`kind_of`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.protocol.keys import HOLDERS, UNOWNED
 
 
 def kind_of(digest: str, arithmetic: str) -> str:
-    """Names the workers with one model and one arithmetic, each "" if it is not known: that is a kind of its own."""
+    """Names the kind of workers with this model and arithmetic. Either may be "", not known: that is a kind as well."""
     return f"{digest}/{arithmetic}"
 
 
@@ -24,5 +24,5 @@ def set_aside_for(kind: str) -> str:
 
 
 def is_worker(consumer: str) -> bool:
-    """Whether a consumer takes entries, and does not only hold them."""
+    """Whether a consumer is a worker, which takes entries, and not one that only holds them."""
     return consumer not in HOLDERS and not consumer.startswith(f"{UNOWNED}/")

@@ -1,4 +1,4 @@
-"""A row of the tables of keys declares a kind of key: name, type, owner, size, expiry, and what each role may do."""
+"""Describes a kind of key, a row of the key tables: name, type, owner, size, expiry, and what each role may do."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Grant:
         roles: those who may.
         access: `R`, `W` or `RW`, as in the key patterns of an ACL.
         commands: names as in an ACL, separated by spaces: `xlen xinfo|groups`.
-        together: grants of one name make one selector of an ACL, whose keys may stand together in one command. Without
-            a name, grants of the same access and commands do.
+        together: grants with the same name become one ACL selector, whose keys may appear together in one command.
+            Grants without a name become one selector if their access and commands are the same.
         is_root: part of the role's own permissions, which are not a selector.
     """
 
@@ -41,7 +41,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Keys that begin alike: an ACL names them by these patterns.
+    """Keys with a common beginning, which an ACL names by these patterns.
 
     Attributes:
         patterns: key patterns of an ACL.
@@ -54,7 +54,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Bytes of the server's memory that keys of a kind take for each of these, their names included.
+    """Memory in bytes that keys of one kind, their names included, take on the server for each item named below.
 
     What clients send comes on top. The figures are `MEMORY USAGE` of Valkey 9.1, for collections of thousands; small
     ones take half as much for each member, and other servers up to twice as much.
@@ -110,7 +110,7 @@ class Size:
     repeatable: int = 0
 
     def times(self, **counts: int) -> int:
-        """Returns the bytes that these numbers of each take."""
+        """Returns the total bytes, given how many there are of each."""
         return sum(getattr(self, name) * count for name, count in counts.items())
 
 
@@ -145,7 +145,7 @@ class KeyKind:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What a key is named by."""
+        """The names of the values that a key's name is made of."""
         return tuple(inspect.signature(self.make).parameters)
 
     @property
@@ -167,7 +167,7 @@ class KeyKind:
         return self.make(**{parameter: of[parameter] for parameter in self.parameters})
 
     def named(self, value_of: Callable[[str], str]) -> Iterator[str]:
-        """Yields keys whose parameters have these values. Those of letters come for each stream of letters."""
+        """Yields the keys whose parameters have these values; a kind about letters has one for each letter stream."""
         if "letters" in self.parameters:
             for letters in (keys.dead(value_of("queue")), keys.malformed(value_of("queue"))):
                 yield self.make(letters)
@@ -182,6 +182,6 @@ class KeyKind:
 
 
 def total_size(kinds: Iterable[KeyKind]) -> Size:
-    """Returns what keys of all these kinds take for each."""
+    """Returns the sum of the sizes of these kinds."""
     sizes = [kind.size for kind in kinds]
     return Size(**{each.name: sum(getattr(size, each.name) for size in sizes) for each in fields(Size)})

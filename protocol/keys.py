@@ -96,7 +96,7 @@ def workers(queue: str) -> str:
 
 
 def passed(queue: str) -> str:
-    """A sorted set of entries that other workers have left to the one they have affinity with, by since when."""
+    """A sorted set of entries that are left to the worker they have affinity with, by the time when that began."""
     return f"penstock:{{{queue}}}:lanes:passed"
 
 
@@ -131,7 +131,7 @@ def aside(queue: str, kind: str = "") -> str:
 
 
 def orphaned(queue: str) -> str:
-    """A sorted set of entries that lost their worker a moment ago, by when: some are left to those that round alike."""
+    """A sorted set of entries by when they lost their worker. Some are left to workers that round alike, for a time."""
     return f"penstock:{{{queue}}}:lanes:orphaned"
 
 

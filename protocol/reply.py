@@ -17,7 +17,7 @@ class Chunk:
     complete yet) and text without tokens (text held back until the end). To continue after a chunk, call
     `stream(after=chunk.entry_id)`. `finish_reason` and `stop_reason` are set on the last chunk of a choice when there
     are several. `prompt_logprobs` come with the first chunk of choice 0.
-    `arithmetic` is its worker's (`ModelCard.arithmetic`), if the reader saw where that began.
+    `arithmetic` is that of the worker that wrote it (`ModelCard.arithmetic`), if the reader saw that worker's claim.
     """
 
     text: str

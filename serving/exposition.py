@@ -29,7 +29,7 @@ class Registry(CollectorRegistry):
         self.register(_Log())
 
     def set_labels(self, **labels: str) -> None:
-        """Sets labels for every sample from now on. None may be the label of a single family."""
+        """Sets labels for every sample from now on. No family may itself have a label of such a name."""
         self._labels |= labels
 
     def collect(self) -> Iterator[Metric]:

@@ -28,7 +28,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 def setting(group: str, text: str, default: Any, shown: str | None = None, **more: Any) -> Any:
-    """Makes a field. `shown`: how its default is written, if not as it is."""
+    """Makes a field. `shown` is the text for its default, where that differs from the value."""
     extra: JsonDict = {"group": group} if shown is None else {"group": group, "default": shown}
     return Field(default, description=text, json_schema_extra=extra, **more)
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # name in readiness
-_MUCH_PADDING = 0.05  # of the pages
+_MUCH_PADDING = 0.05  # share of the pages from which padding is worth a warning
 
 SCRAPE_TIMEOUT_S = 1.0
 ENGINE_STOP_TIMEOUT_S = 10.0
@@ -279,8 +279,8 @@ class WorkerService:
                         async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
                             await driver.stop()
                 finally:
-                    self._redis = None  # the last scrape would make a connection that nobody closes
-                    await self._refresh.run()  # nor does one that is under way
+                    self._redis = None  # later scrapes must not connect again: nobody would close the connection
+                    await self._refresh.run()  # a scrape that is under way must end before the client is closed
 
     def _is_alive(self) -> bool:
         return self._session is None or not self._session.has_engine_ended

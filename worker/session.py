@@ -206,7 +206,7 @@ class Session:
         except TimeoutError as error:  # outputs cannot be published: Redis is away
             raise DrainIncomplete(
                 "requests that were being taken, or gave way, could not be handed back;"
-                " other workers take it once this one's heartbeat is gone"
+                " other workers take them once this one's heartbeat is gone"
             ) from error
         try:
             async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
@@ -217,7 +217,7 @@ class Session:
             await self._hand_back()
 
     async def _wait_until_done(self) -> None:
-        while any(live.phase >= Phase.RUNNING for live in self.requests):  # others wait for a turn that never comes
+        while any(live.phase >= Phase.RUNNING for live in self.requests):  # the others' turn never comes
             await self.requests.changed.wait()
         await self._publisher.wait_idle()
 

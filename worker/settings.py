@@ -77,7 +77,7 @@ def _as_written(name: str, kind: Any) -> Any:
     return Annotated[kind, OrNone] if may_be_none else kind
 
 
-if TYPE_CHECKING:  # these fields are made when the program starts; types know them by the configurations
+if TYPE_CHECKING:  # the fields are made at runtime; type checkers see those of the configurations
     _Declared = _Queue
 else:
     _made = {name: (_as_written(name, of.type), _field(name)) for name, (_, of) in _DECLARED.items()}

@@ -1,4 +1,4 @@
-"""`penstock bench`: its options. What they run is in `bench_run.py` and `bench_compare.py`, which need numpy."""
+"""Options of `penstock bench`. Its work is in `run.py`, `model.py` and `compare.py` here, which need numpy."""
 
 from __future__ import annotations
 

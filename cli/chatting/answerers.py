@@ -86,7 +86,7 @@ class HttpAnswerer:
         key: sent in the header `authorization`.
 
     Raises:
-        SettingsError: the URL is none.
+        SettingsError: `url` is not the URL of a server.
         NotAnswered: the server does not name a model.
     """
 

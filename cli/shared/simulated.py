@@ -19,7 +19,7 @@ NOT_MEASURED = (
 
 
 def simulated_as_dict(simulated: Simulated) -> dict[str, Any]:
-    """Returns times in seconds. Rates of a replica are over the time of all."""
+    """Returns the figures, with times in seconds. Each replica's rates are averaged over the whole simulated time."""
     return {"step_times": NOT_MEASURED, **asdict(simulated)}
 
 

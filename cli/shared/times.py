@@ -22,7 +22,7 @@ def seconds(text: str, option: str) -> float:
     """Parses a time such as `90m`.
 
     Raises:
-        BadParameter: `text` is none; the message names `option`.
+        BadParameter: `text` is not such a time; the message names `option`.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:

@@ -42,8 +42,8 @@ def attention_for(
     What matters of the model is its type, its head size, and whether it has attention sinks, or layers that read the
     keys and values of others.
 
-    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships with JAX (docs/tpu-kernels.md); our kernels
-    on GPU (docs/gpu.md); on CPU the native form if there is a C++ compiler; and otherwise the XLA form.
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships with JAX (docs/tpu-kernels.md); our
+    kernels on GPU (docs/gpu.md); on CPU the native form if there is a C++ compiler; and otherwise the XLA form.
 
     Raises:
         ConfigError: `setting` cannot be had here; the message says why.

@@ -60,7 +60,8 @@ def keep_compilations(directory: Path) -> str | None:
         "jax_compilation_cache_dir": str(directory),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        # XLA's own caches for GPUs would lie in `directory`, whose path is then in each key: moved, it had no entry.
+        # XLA's own caches for GPUs would lie in `directory`, and its path would be part of each key. So if the folder
+        # were moved, none of its entries would be found.
         "jax_persistent_cache_enable_xla_caches": "none",
     }
     compilation_cache.get_file_cache = _checked_cache

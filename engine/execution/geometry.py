@@ -1,4 +1,4 @@
-"""The fixed set of step shapes, and the layout of the one array that each step uploads."""
+"""The fixed set of step shapes, and the layout of the array that each step uploads."""
 
 from __future__ import annotations
 

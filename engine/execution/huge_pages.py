@@ -1,7 +1,7 @@
-"""Weights and KV cache of a CPU in huge pages, which a processor finds without walking its page tables.
+"""Moves a CPU's weights and KV cache to huge pages, which save the processor most walks through its page tables.
 
-A step of few rows is as fast as the weights come from memory. With pages of 4 KiB a machine reads them at two thirds of
-the rate of 2 MiB pages, and in a virtual machine at less: there each walk goes through two tables.
+A step of few rows is as fast as the weights come from memory. With pages of 4 KiB, a machine reads them at two thirds
+of the rate of 2 MiB pages. A virtual machine is slower still, because each walk goes through two tables there.
 """
 
 from __future__ import annotations

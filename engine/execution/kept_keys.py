@@ -1,4 +1,4 @@
-"""Names what is kept for the next start after all that it depends on: machine, versions, options and our sources."""
+"""Makes keys for what is kept for the next start: from the machine, the versions, the options and our sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.engine.processors import cpu_facts, num_processors, vector_feature
 
 _SOURCES = Path(__file__).parents[1]
 _CHARS = 32
-_FOLDERS = ("jax_compilation_cache_dir",)  # options of jax that name a place and change no program
+_FOLDERS = ("jax_compilation_cache_dir",)  # options of jax that only name a folder, so they change no program
 
 
 def key_of(*facts: object) -> str:

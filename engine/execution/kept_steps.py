@@ -1,7 +1,8 @@
 """Compiled steps on disk: a later start loads them, where it would otherwise trace and lower each one.
 
-jax's own cache, in the same folder, is only asked for what has been lowered, and that takes most of a warm-up. A file
-holds machine code, as its entries do: whoever may write to the folder runs code in the process.
+jax's own cache, in the same folder, can only be asked once a step has been lowered, and lowering takes most of a
+warm-up. The files here hold machine code, as do that cache's entries: whoever may write to the folder can run code in
+the process.
 """
 
 from __future__ import annotations

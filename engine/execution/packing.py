@@ -1,4 +1,4 @@
-"""Packs a plan into the one integer array per step that goes to the device."""
+"""Packs a plan into one integer array for the device, and into further ones for stop ids and options where needed."""
 
 from __future__ import annotations
 

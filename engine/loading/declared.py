@@ -26,8 +26,8 @@ def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: Mod
         config: as `packed.of` returns it.
 
     Raises:
-        CheckpointError: no weight is quantized; or one is not that is in other layers, and config.json does not exempt
-            it.
+        CheckpointError: no weight is quantized; or a weight is not quantized in one layer but is in others, and
+            config.json does not exempt it.
     """
     declared = read_format(fields)
     if declared is None:

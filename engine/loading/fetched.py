@@ -1,5 +1,7 @@
-"""Finds damaged files of models in the hub client's cache. Each file is a link to one that is named by its digest, so
-damage by a full disk, a crash or a person is found without asking anybody.
+"""Finds damaged files of models in the hub client's cache.
+
+Each file there is a link to another whose name is its digest. So damage by a full disk, a crash or a person is found
+without a network.
 
 Every file is read once after it was fetched, and again if it has changed (its size, time or place on the disk).
 """

@@ -44,7 +44,7 @@ _OF_QUERIES = ("q_scale", "attn.q_scale", "q_proj.output_scale")  # queries are 
 
 @dataclass(frozen=True, slots=True)
 class KVScaleSource:
-    """The source of a layer's scales of keys, or of values, or of those of all layers of a stack."""
+    """The source of the scales of keys, or of values: those of one layer, or of all layers of a stack."""
 
     path: ParamPath
     shape: tuple[int, ...]  # [num_kv_heads], or [layers, num_kv_heads]

@@ -199,8 +199,9 @@ class PackedWeights:
         )
 
     def known(self, source: PackedSource) -> Iterator[tuple[str, Leaf]]:
-        """Yields redundant tensors of the modules of `source`, which is one of codes: their contents must be as already
-        known.
+        """Yields the redundant tensors of the modules of `source`, which holds codes.
+
+        What they must hold is known without them, and is checked.
         """
         num_out, num_in = source.whole[-2], source.num_in
         for module in source.modules:

@@ -18,8 +18,10 @@ MIN_CHUNK = 16
 """Prompt tokens that every step may compute, so that prompts advance whatever the times say."""
 
 LONGEST_STEPS = 1.25
-"""Prompts never add more than this many times the longest step measured. That one was at the beginning of a prompt. Far
-into one, attention makes a whole chunk take many times as long.
+"""Prompts never add more than this many times the longest measured step.
+
+Steps are measured at the beginning of a prompt. Far into a prompt, attention makes a whole chunk take many times as
+long.
 """
 
 WORTH_IT = 1.2

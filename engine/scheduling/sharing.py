@@ -62,7 +62,7 @@ def _is_shorter(sequence: Sequence, first: Sequence) -> bool:
 
 
 def _waits_for_pages(sequence: Sequence, running: Iterable[Sequence], page_size: int) -> bool:
-    """Whether `sequence` does not run and its page at that place equals the next one that a `running` prompt fills."""
+    """Whether `sequence` is waiting and shares the page that a `running` prompt fills next, and will find it cached."""
     if sequence.batch_slot >= 0:
         return False
     for other in running:

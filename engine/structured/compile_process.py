@@ -1,4 +1,4 @@
-"""Tries a grammar out: a sandbox program (`sandbox/child.py`), for `compiler.py`.
+"""Tries grammars out for `compiler.py`: this is a program for the sandbox (`sandbox/child.py`).
 
 A grammar that compiles here, within the sandbox's bounds, is compiled again where it is used. The vocabulary here is
 single bytes and the tokens that a grammar can only allow by name. That shows what makes a grammar costly just as well,

@@ -69,7 +69,8 @@ class ConversationTemplate:
         self._special_tokens = dict(special_tokens)
         self._knows_developer = _NAMES_DEVELOPER.search(source) is not None
         self._template = ChatTemplate(source)
-        # None of what follows refers to this object: its processes end with its last reference, not with a collection.
+        # The objects below do not refer to this one. So its processes end as soon as the last reference to it is gone,
+        # not at the next garbage collection.
         self._plain = plain = _Plain(self._template, self._special_tokens)
         self._needs = TemplateNeeds(plain.render_raw)
         self._shaped = fitted = _Shaped(plain, self._needs)
@@ -128,11 +129,11 @@ class ConversationTemplate:
         """Returns the messages as the template takes them, with nothing lost."""
         known = [self._with_role(message) for message in history]
         tools = bool(chat.tools)
-        if not self._probe.shows("user", tools=tools):  # not without a variable of the client, say
+        if not self._probe.shows("user", tools=tools):  # for example because it needs a variable from the client
             return known
         placed = self._instructions.placed(known, tools=tools)
         turns = self._turns.alternated(placed, tools=tools)
-        num_whole = len(turns) - chat.continue_final_message  # what goes on need not have begun
+        num_whole = len(turns) - chat.continue_final_message  # a message that is continued may still be empty
         return [*self._turns.filled(turns[:num_whole]), *turns[num_whole:]]
 
     def _with_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
     """Detokenizes one growing sequence of tokens.
 
     All pushes and the flush joined equal decoding all ids at once, whatever the ids: special tokens and unknown ids
-    have no text, invalid UTF-8 becomes U+FFFD. Behind a prompt they equal what these ids add to the decoded prompt.
+    have no text, invalid UTF-8 becomes U+FFFD. After a prompt, they equal what these ids add to the decoded prompt.
     Everything is a function of the prompt and the ids alone, so pushing the same ids again leads to the same state.
     """
 
@@ -73,7 +73,8 @@ class ContextDetokenizer:
     A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, each of its bytes is
     U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
 
-    A run that a prompt began, and that is UTF-8 so far, restarts after the prompt: what the client has of it stays.
+    If a prompt ends in a run that is valid UTF-8 so far, the text begins a new run with the unfinished character at the
+    prompt's end. The client already has the characters before that one.
     """
 
     def __init__(self, vocabulary: TokenTexts, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What the end of a prompt leaves to the text after it."""
+"""The state that a prompt's end leaves for decoding the text after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_UNFINISHED = 3  # bytes of an unfinished character
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """The state of a detokenizer that has read a prompt. Special tokens count for nothing.
+    """The state of a detokenizer that has read a prompt. Special tokens have no effect on it.
 
     The unfinished UTF-8 character at the prompt's end belongs to the text after it.
     """

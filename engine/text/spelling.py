@@ -64,7 +64,7 @@ class Spelling:
 
     @cached_property
     def inside(self) -> PromptEnd:
-        """The end of some text. Behind it, even the first token has the text that `spell` returns."""
+        """The state in the middle of a text: there, even the first token has the text that `spell` returns."""
         if self._kind is DecoderKind.BYTES:
             return BEGINNING
         texts = (id_ for id_ in self._tokens if id_ not in self._bytes and self.has_text(id_))
@@ -85,9 +85,9 @@ class Spelling:
         return text[:-1] if end.unfinished else text  # it ends in one U+FFFD
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the text of one token inside a text, a leading space included, and the bytes that it adds.
+        """Returns the text of one token in the middle of a text, with any leading space, and the bytes that it adds.
 
-        The bytes of a text's tokens, joined, are the text; the text of a token that is part of a character is U+FFFD.
+        The joined bytes of a text's tokens are the text. The text of a token that is part of a character is U+FFFD.
         """
         data = self._bytes.get(token_id)
         if data is not None:

@@ -1,6 +1,7 @@
-"""Keeps special tokens that a message spells text, as `split_special_tokens` asks for. The template's own are tokens.
+"""Treats special tokens that messages spell out as ordinary text, as `split_special_tokens` asks for.
 
-Messages are marked before the template renders them, since its output does not say what came from where.
+Those of the template itself stay special. Special tokens in messages are marked before the template renders them,
+because its output does not show which text came from a message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SplitSpecialTokens:
         longest_first = sorted(names, key=len, reverse=True)
         whole = "|".join(map(re.escape, longest_first)) or "(?!)"
         begun = {token[:end] for token in names for end in range(1, len(token))}
-        # Parts of a message may be joined: a token that one begins must not be ended by the next.
+        # Templates may join parts of a message: the end of one and the beginning of the next must not form a token.
         cut = "|".join(map(re.escape, sorted(begun, key=len, reverse=True))) or "(?!)"
         self._spelled = re.compile(rf"{whole}|(?:{cut})\Z")
         self._of_template = re.compile(f"(?:{whole})(?!{_MARK})")

@@ -88,8 +88,9 @@ class TemplateNeeds:
 
     @cached_property
     def calls(self) -> CallShape:
-        """The first shape that the template accepts, or the plain one if it accepts none. Functions are part of the
-        ids if they are shown so alone.
+        """The first shape that the template accepts, or the plain one if it accepts none.
+
+        If the template shows a call's function only as part of the id, ids contain the function's name.
         """
         shape, text = next(((shape, text) for shape in _SHAPES if (text := self._called(shape))), (_SHAPES[0], _CALLED))
         named = replace(shape, ids=CallIds.NAMED)
@@ -112,7 +113,7 @@ class TemplateNeeds:
 
     @cached_property
     def shows_reasoned_call_texts(self) -> bool:
-        """The same of a text with reasoning in front, whose own place may be that of the text."""
+        """Whether such a text reaches the prompt if reasoning comes before it: a template may show only one of them."""
         return self._shows_beside_call(content=_WORDS[1], **_THOUGHT)
 
     def _shows_beside_call(self, **said: str) -> bool:

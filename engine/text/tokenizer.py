@@ -105,8 +105,9 @@ class Tokenizer:
 
     @property
     def reading_rules(self) -> str | None:
-        """What else than the format decides how replies are read: a version, and what is not honoured. None: they are
-        text.
+        """What decides how replies are read, besides the format: a version, and the abilities that are not read back.
+
+        None if replies are plain text.
         """
         readbacks = [self._readback(name) for name in self._templates]
         if not any(readback.format for readback in readbacks):
@@ -115,7 +116,7 @@ class Tokenizer:
         return " ".join([str(RULES), *unread])
 
     def _readback(self, name: str) -> Readback:
-        """Returns what is read of the replies to a template. What an operator's setting names is honoured as it is."""
+        """Returns what is read of the replies to a template. A format that the operator has set is used as it is."""
         if name not in self._readbacks:
             self._readbacks[name] = self._found_readback(name)
         return self._readbacks[name]

@@ -25,7 +25,7 @@ from penstock.protocol.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 
-ROUNDS = 4  # in the time after which a request is abandoned
+ROUNDS = 4  # rounds within the time after which a request counts as abandoned
 MAX_OVERDUE = 100  # requests that one gateway takes on at a time
 LEASE_MS = 10_000  # for which it holds them exclusively
 RETRY_S = 0.5
@@ -130,7 +130,7 @@ class AbandonmentWatch:
             queue, _, request_id = member.partition(" ")
             try:
                 await self._cancel(queue, request_id)
-            except (ReplyGone, ReplyCorrupt, ValueError):  # nothing goes on, or that names no request
+            except (ReplyGone, ReplyCorrupt, ValueError):  # the request is over, or the name is not one of a request
                 pass
             except ServerRefused as error:
                 if not error.is_junk:

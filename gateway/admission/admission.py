@@ -158,8 +158,9 @@ class RequestAdmission:
         return meters
 
     async def _orders(self, sent: Sequence[OutgoingRequest], max_model_len: int | None) -> list[Order]:
-        """Returns the orders of requests that use something: a reply that has ended was charged to the first
-        that asked.
+        """Returns an order for each request that will use something.
+
+        A reply that has ended was already charged to the first caller that asked for it.
         """
         if self._key_manager is None or self._lease is None or not has_tabs(self._limits):
             return []
@@ -235,7 +236,7 @@ async def metered(asked: HTTPConnection, sent: Sequence[OutgoingRequest]) -> lis
 
 
 def has_tabs(limits: KeyLimits) -> bool:
-    """Whether a request's use counts, and not only the number of requests."""
+    """Whether the limits depend on what a request uses, and not only on the number of requests."""
     return not (limits.tokens_per_minute is None and limits.max_concurrent is None)
 
 

@@ -1,4 +1,4 @@
-"""What a request has from the tenant of the API key that it came with."""
+"""Derives the fields of a request that follow from the tenant of its API key."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _add(messages: list[Document], role: str, place: str, content: object, kinds
 
 
 _GIVEN = frozenset({"image", "container_upload", *_KINDS["user"]})
-"""Kinds of blocks that say something to the model in a turn of another role."""
+"""Kinds of blocks with content for the model in turns of other roles: they are not a server's own blocks."""
 
 
 def _is_of_server(value: object) -> bool:

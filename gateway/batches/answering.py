@@ -51,10 +51,10 @@ class Answering:
     Args:
         gateway: the process's.
         batch: the batch.
-        key: the owner's.
-        queues: by the model's name in the lines.
+        key: the owner's API key; None: callers without a key own the batch.
+        queues: maps model names, as the lines have them, to queues.
         deadline_s: when the batch expires, on the loop's clock.
-        stopped: what ends it early.
+        stopped: says whether the batch was ended early.
     """
 
     def __init__(

@@ -78,16 +78,16 @@ def _line(place: int, document: dict[str, Any], endpoint: str) -> BatchLine:
             raise ApiError(400, f"{name}: is missing", param=name, code="missing_required_parameter")
     custom_id, body = document["custom_id"], document["body"]
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-        message = f"custom_id: is a text of 1 to {MAX_CUSTOM_ID_CHARS} characters, not {spelled(custom_id)}"
+        message = f"custom_id: must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters, not {spelled(custom_id)}"
         raise ApiError(400, message, param="custom_id", code="invalid_value")
     if document["method"] != "POST":
-        message = f"method: is POST, not {spelled(document['method'])}"
+        message = f"method: must be POST, not {spelled(document['method'])}"
         raise ApiError(400, message, param="method", code="invalid_method")
     if document["url"] != endpoint:
-        message = f"url: is the batch's endpoint {endpoint}, not {spelled(document['url'])}"
+        message = f"url: must be the batch's endpoint {endpoint}, not {spelled(document['url'])}"
         raise ApiError(400, message, param="url", code="invalid_url")
     if not isinstance(body, dict):
-        raise ApiError(400, f"body: is an object, not {json_kind(body)}", param="body", code="invalid_type")
+        raise ApiError(400, f"body: must be an object, not {json_kind(body)}", param="body", code="invalid_type")
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise ApiError(400, "body.model: is missing", param="body.model", code="missing_required_parameter")
     return BatchLine(place, custom_id, body)

@@ -91,7 +91,7 @@ class Results:
             ServerRefused: Redis refuses.
         """
         if not await self._has_room(outcome):
-            message = "the gateway may not keep as much as the answer is"
+            message = "the answer is larger than what the gateway may keep"
             outcome = replace(
                 outcome,
                 data=unanswered(outcome.request_ids[0], line.custom_id, "store_full", message),

@@ -36,7 +36,7 @@ def fingerprint(arithmetic: str | None) -> str | None:
 
 
 def exactness(*replies: Reply) -> dict[str, str]:
-    """Returns the header of an answer that workers of several arithmetics generated; none if one did."""
+    """Returns the header that says that workers of several arithmetics generated an answer, or none if they did not."""
     return {} if all(reply.is_exact for reply in replies) else {EXACT_HEADER: "0"}
 
 

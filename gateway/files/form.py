@@ -154,10 +154,10 @@ def seconds_of(fields: Mapping[str, str]) -> int | None:
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        message = f"expires_after.anchor: is created_at, not {(anchor or '')[:80]!r}"
+        message = f"expires_after.anchor: must be created_at, not {(anchor or '')[:80]!r}"
         raise ApiError(400, message, param="expires_after.anchor", code="invalid_value")
     if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
-        message = f"expires_after.seconds: is a number, not {(seconds or '')[:80]!r}"
+        message = f"expires_after.seconds: must be a number, not {(seconds or '')[:80]!r}"
         raise ApiError(400, message, param="expires_after.seconds", code="invalid_value")
     check_ttl(int(seconds), "expires_after.seconds")
     return int(seconds)
@@ -166,5 +166,5 @@ def seconds_of(fields: Mapping[str, str]) -> int | None:
 def check_ttl(ttl_s: int, param: str) -> None:
     """Raises ApiError if no file may be kept for so long."""
     if not MIN_FILE_S <= ttl_s <= MAX_FILE_S:
-        message = f"{param}: is a number from {MIN_FILE_S} to {MAX_FILE_S}, not {ttl_s}"
+        message = f"{param}: must be a number from {MIN_FILE_S} to {MAX_FILE_S}, not {ttl_s}"
         raise ApiError(400, message, param=param, code="invalid_value")

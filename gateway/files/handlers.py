@@ -107,7 +107,7 @@ def _checked(form: Form, default_s: int) -> int:
     if purpose is None:
         raise ApiError(400, "purpose: is missing", param="purpose", code="missing_required_parameter")
     if purpose not in _PURPOSES:
-        message = f"purpose: {purpose[:80]!r} is of no use here, files are for {', '.join(_PURPOSES)}"
+        message = f"purpose: must be one of {', '.join(_PURPOSES)}, not {purpose[:80]!r}"
         raise ApiError(400, message, param="purpose", code="unsupported_value")
     return seconds_of(form.fields) or default_s
 

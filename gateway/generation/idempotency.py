@@ -44,13 +44,13 @@ def key_of(asked: Request) -> str | None:
 async def check_same(
     store: Store, queue: str, request: GenerateRequest, num_requests: int, max_model_len: int | None
 ) -> None:
-    """Passes if the request's id was not used for a different request before.
+    """Checks that the request's id was not used for a different request before.
 
     Whether the answer is streamed or whole makes no difference; the number of requests to the queue (`num_requests`)
     does. A request up to the end of the context stays the same, however long the context is by now.
 
     Raises:
-        ApiError: it was.
+        ApiError: a different request had this id.
         ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     asked_for = request.model_dump(mode="json", exclude=_OF_THE_RETRY, exclude_defaults=True)

@@ -70,7 +70,7 @@ class Interruptions:
 
 
 def interruption_of(connection: HTTPConnection) -> Interruption:
-    """Returns a request's interruption, which `gateway/keys` opens before any handler sees the request."""
+    """Returns a request's interruption, which the middleware `KeyGuard` opens before any handler sees the request."""
     interruption = connection.state.interruption
     assert isinstance(interruption, Interruption)  # noqa: S101  the middleware has set it
     return interruption

@@ -14,7 +14,7 @@ def is_ascending(asked: Request) -> bool:
     """Returns whether `order` is ascending; by default the newest come first."""
     order = asked.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise ApiError(400, f"order: is asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
+        raise ApiError(400, f"order: must be asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
     return order == "asc"
 
 
@@ -34,7 +34,7 @@ def number_of(asked: Request, name: str, *, default: int, smallest: int, largest
         return default
     if text.isascii() and text.isdigit() and len(text) < 20 and smallest <= int(text) <= largest:
         return int(text)
-    message = f"{name}: is a number from {smallest} to {largest}, not {text[:80]!r}"
+    message = f"{name}: must be a number from {smallest} to {largest}, not {text[:80]!r}"
     raise ApiError(400, message, param=name, code="invalid_value")
 
 

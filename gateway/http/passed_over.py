@@ -1,6 +1,4 @@
-"""Names of fields that a request has and that change no answer. They are said in a header of its answer, and once
-in the log.
-"""
+"""Collects the names of a request's fields that have no effect, for a header of its answer, and once for the log."""
 
 from __future__ import annotations
 

@@ -38,17 +38,19 @@ class EventStream(Response):
 
     The status is held back until there is an event, or until `commit_after_s`. An error before that has its own status,
     as has an `after` that is not an event of the reply. From then on a comment is sent whenever there was nothing for
-    `ping_interval_s`, and with each word of how far a long prompt is computed.
+    `ping_interval_s`, and with each report of a long prompt's progress.
 
     Args:
         reply: read from its beginning, and closed at the end.
         writer: writes the events.
         reading: entered while the client is there.
         interruption: ends the stream with its error.
+        told: notes an error of the queue, and returns what the client learns of it.
         commit_after_s: see above.
         ping_interval_s: see above.
         after: the last event that the client has.
-        opening: returns events that come before the reply's first: with it, or once the status is sent without it.
+        opening: returns events to send before the reply's first event. They are sent with that event, or alone as soon
+            as the status is sent.
         sought: what else must be among the reply's events.
         is_sure: whether to send the status as soon as `after` and `sought` are found; later errors are events.
         headers: added to those of every stream.
@@ -89,8 +91,8 @@ class EventStream(Response):
         self.has_begun = False
         """Whether the status was sent, so that errors have to be events."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
-        self._is_quiet = True  # since the last check of `_keep_alive`
-        self._has_prefilled = asyncio.Event()  # since then
+        self._is_quiet = True  # whether nothing was sent since the last check of `_keep_alive`
+        self._has_prefilled = asyncio.Event()  # set if the prompt has got further since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -1,1 +1,1 @@
-"""OpenAI's APIs as values: converts their requests for the queue, and replies to bodies and events."""
+"""OpenAI's chat, completion and token APIs: their routes, and conversions of requests and replies."""

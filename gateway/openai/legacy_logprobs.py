@@ -18,8 +18,8 @@ class LegacyLogprobs:
     """Log-probabilities of one choice, part by part. A character split over several tokens begins with its first
     token.
 
-    Tokens come as inside a text, with their leading spaces. What the first ones are at the beginning of this text is
-    known only from the text, which may come later: until then they are kept back.
+    Tokens come as they are in the middle of a text, with their leading spaces. How the first ones look at the beginning
+    of this text is known only from the text itself, which may come later. Until then these tokens are held back.
     """
 
     def __init__(self, shown: Shown) -> None:
@@ -29,10 +29,10 @@ class LegacyLogprobs:
         self._has_opened = False
         self._kept: list[TokenLogprob] = []
         self._text = ""
-        self._num_dropped = 0  # spaces that the text has not, and the next tokens have
+        self._num_dropped = 0  # leading spaces of the next tokens that are missing from the text
 
     def prompt(self, tokens: Sequence[TokenLogprob | None], text: str) -> Document:
-        """Returns the prompt's log-probabilities. The first token has none: its text is what the others leave."""
+        """Returns the prompt's log-probabilities. The first token has none; it gets what the others leave of `text`."""
         known = [token for token in tokens if token is not None]
         data = text.encode()
         rest = b"".join(token.bytes for token in known).decode(errors="replace").encode()
@@ -93,9 +93,9 @@ class LegacyLogprobs:
 class _Opening:
     """How the beginning of a text differs from its tokens inside a text."""
 
-    num_dropped: int = 0  # leading spaces that the text has not
-    num_chars: int = 0  # characters before the first token: what became of a character that the prompt began
-    before: bytes = b""  # of the first character, what the prompt began
+    num_dropped: int = 0  # leading spaces of the tokens that are missing from the text
+    num_chars: int = 0  # replacement characters before the first token, of a character that the prompt had begun
+    before: bytes = b""  # the part of the text's first character that is the prompt's
 
 
 def _opening(data: bytes, text: str) -> _Opening:

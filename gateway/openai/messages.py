@@ -64,7 +64,7 @@ def _cleaned(message: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _without_functions(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message with its calls, or its result, as functions that are tools have them."""
+    """Returns a message whose calls or result, such as an older `function_call`, are turned into those of tools."""
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_function_call(call) for call in calls]
     if (call := message.pop("function_call", None)) is not None:
@@ -73,7 +73,7 @@ def _without_functions(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function_call(call: object) -> object:
-    """Returns a call as that of a function. One of a custom tool has a single text for its arguments."""
+    """Returns a call as the call of a function. A custom tool's call becomes one with a single text as argument."""
     custom = call.get("custom") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(custom, dict):
         return call

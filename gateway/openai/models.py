@@ -31,7 +31,7 @@ async def retrieve_model(asked: Request) -> Response:
 
 
 def _names(cards: Mapping[str, ModelCard]) -> Mapping[str, Sequence[str]]:
-    """Returns the names of each queue's model: its own that lead only to this queue, or else the queue's."""
+    """Returns, by queue, the names of its model that lead to no other queue, or the queue's own name if none does."""
     times = Counter(name for card in cards.values() for name in {*card.names})
     return {
         queue: [name for name in dict.fromkeys(card.names) if times[name] == 1 and cards.get(name, card) is card]

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's APIs, and the additions of vLLM and vInferenceApiServer."""
+"""Routes of OpenAI's APIs, with additions such as vLLM's `/tokenize` and `/detokenize`, and `/v1/count_tokens`."""
 
 from __future__ import annotations
 

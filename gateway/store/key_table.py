@@ -16,7 +16,7 @@ API_KEYS = Area(
         ),
     ),
 )  # fmt: skip
-"""API keys: operators make them, and a gateway, which lets in whom they name, may only read them."""
+"""API keys. Operators make them. A gateway, which decides by them whom to let in, may only read them."""
 
 OWN = Area(
     ("penstock:gateway:{*}:*",),

@@ -59,7 +59,7 @@ class Client:
             tracing=tracing,
         )
         self._session = Session(make)
-        self._session.now()  # refuses arguments
+        self._session.now()  # makes the client, which refuses invalid arguments
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} over {self._session!r}>"

@@ -1,4 +1,4 @@
-"""What a forked child inherits and must not use: threads end in it, and connections are still the parent's."""
+"""Counts forks: a child must not use what it inherits. Threads do not run in it; connections are still the parent's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def generation() -> int:
 def keep(inherited: object) -> None:
     """Keeps something of the parent's from being garbage-collected here.
 
-    An event loop and its sockets share what the kernel watches with the parent's: closing them would deafen the parent.
+    The child's event loop shares the kernel's list of watched sockets with the parent's. If the child closed a socket,
+    the parent would hear no more of it.
     """
     _kept.append(inherited)
 

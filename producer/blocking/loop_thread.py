@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any number of threads. It is a daemon: forgetting `stop` does not keep a program alive."""
+    """Runs coroutines for any number of threads. Its thread is a daemon: without `stop`, the program can still end."""
 
     def __init__(self, name: str) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None  # while callers are served
@@ -30,7 +30,7 @@ class LoopThread:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one whose thread it is. The thread does not run here."""
+        """Whether the thread was started in a process that this one is a fork of: then it does not run here."""
         return self._generation != forks.generation()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -47,8 +47,8 @@ class LoopThread:
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             loop.call_soon_threadsafe(self._begin, coroutine, ended)
-            # Of all waits for a thread, Ctrl-C may interrupt this one anywhere: with a Future, its lock could stay
-            # taken.
+            # Ctrl-C may interrupt this wait at any point without harm. A wait for a Future, if interrupted, could leave
+            # the Future's lock taken.
             task = ended.get()
         except BaseException:
             _abandon(coroutine, loop)
@@ -106,7 +106,7 @@ class LoopThread:
 
 
 def _abandon(coroutine: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> None:
-    """Ends a coroutine without its caller: Ctrl-C may come before the caller has anything else to hold it by."""
+    """Ends a coroutine that has no task as far as the caller knows: Ctrl-C may come before the caller has got one."""
 
     def cancel() -> None:
         tasks = [task for task in asyncio.all_tasks() if task.get_coro() is coroutine]

@@ -47,7 +47,7 @@ class Assembler:
 
         Raises:
             ReplyCorrupt: tokens are missing before this entry.
-            RequestRefused, RequestFailed: the entry is an end that says so.
+            RequestRefused, RequestFailed: the entry ends the reply with an error.
         """
         if isinstance(entry, OwnEntry):
             self._arithmetic = entry.arithmetic
@@ -129,9 +129,10 @@ tuple, as one is made for each chunk.
 class _Choice:
     """A choice, as far as it was read.
 
-    `_at` is the writer's position. It falls behind what was read while a takeover repeats tokens, and then meets one of
-    `_ends`: the writer's position after the first k tokens, for each k that ended a chunk. The text of k tokens depends
-    on them alone, so what lies between that position and `_read` is known. Nothing follows the last chunk.
+    `_at` is the writer's position, and `_read` the furthest one that was read. When a takeover repeats tokens, `_at`
+    goes back to one of `_ends`: for each k at which a chunk ended, the position after the first k tokens. The text of k
+    tokens depends on them alone, so what lies between that position and `_read` is known. Nothing follows the last
+    chunk.
     """
 
     def __init__(self) -> None:

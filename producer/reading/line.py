@@ -27,7 +27,7 @@ from penstock.protocol.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.5  # after which an overdue blocked read is woken: the server's clock was set back
+LATE_S = 0.5  # a blocked read that is overdue by this much is woken: the server's clock was set back
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
 WAKE_RETRY_S = 0.05
@@ -61,7 +61,7 @@ class Line:
         self._paused: set[Subscription] = set()
         self._not_empty = asyncio.Event()
         self._reading: dict[str, Position] | None = None  # what the XREAD in flight asks for
-        self._readable: Mapping[str, Position] = {}  # what the last XREAD that had an answer asked for
+        self._readable: Mapping[str, Position] = {}  # what the last answered XREAD had asked for
         self._num_wakes = self._num_heard = 0
         self._wakes: set[asyncio.Task[None]] = set()
         self._checked_at = time.monotonic()
@@ -100,7 +100,7 @@ class Line:
         await end_tasks([self._task, *self._wakes])
         self._fail_all(lambda: ConnectionLost("the client was closed"))
         if self._num_wakes:
-            # If that fails or takes long, the key is left to expire.
+            # If the deletion fails or takes long, the key is left to expire.
             with contextlib.suppress(exceptions.RedisError, *UNREACHABLE):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._commands.delete(self._wake_key)
@@ -143,7 +143,7 @@ class Line:
     async def _read_once(self, block_s: float | None) -> None:
         asked = {key: _lowest(subscriptions) for key, subscriptions in self._followed.items()}
         cursors = {key: entry_id(cursor) for key, cursor in asked.items()}
-        self._num_heard = self._num_wakes  # they were for streams that are in `asked` already
+        self._num_heard = self._num_wakes  # wake-ups so far were for streams that `asked` includes
         cursors[self._wake_key] = f"{self._num_wakes}-0"
         self._reading = asked
         late = asyncio.get_running_loop().call_later((block_s or 0.0) + LATE_S, self._wake_soon)
@@ -160,7 +160,7 @@ class Line:
             read_from = asked.get(key)
             for subscription in tuple(self._followed.get(key, ())):
                 if read_from is None or subscription.cursor < read_from:
-                    continue  # it joined meanwhile and needs earlier entries first
+                    continue  # this reader joined during the read, and needs earlier entries first
                 for raw_id, fields in entries:
                     subscription.deliver(position(raw_id.decode()), fields)
 
@@ -233,10 +233,10 @@ class Line:
                 sub.fail(_expired(sub))
 
     async def _had_begun(self, sub: Subscription) -> bool:
-        """Whether there was a reply. If nothing of it was read here, that is known only once it has ended."""
+        """Whether the reply had begun. If nothing of it was read here, this is known only once the reply has ended."""
         if sub.furthest > (0, 0):
             return True
-        with contextlib.suppress(exceptions.NoPermissionError):  # a role from before this was asked for
+        with contextlib.suppress(exceptions.NoPermissionError):  # the Redis user's role predates this command
             return bool(await self._batcher.execute("GET", sub.seen_key) == keys.NO_ENTRY.encode())
         return False
 

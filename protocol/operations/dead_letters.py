@@ -28,7 +28,7 @@ COUNTS = ("attempts", "crashes", "strikes", "handbacks")
 
 _REPLAY = lua.load("penstock.protocol.operations", "replay")
 _REMOVE = lua.load("penstock.protocol.operations", "remove")
-_TIME = "return redis.call('TIME')"  # of the server that has a key, as TIME itself names none
+_TIME = "return redis.call('TIME')"  # as a script, because TIME itself names no key, and so no server
 
 _REPLAYED = re.compile(r"\.replay-\d+-\d+$")
 

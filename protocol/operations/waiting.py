@@ -24,7 +24,7 @@ _MEMBER = re.compile(rb".(\d+)-(\d+)/(\d+)/\d*")
 class WaitingRequest:
     """An entry of a lane."""
 
-    entry: str  # of the queue; the request's id, if it named none
+    entry: str  # id of the queue entry, and of the request if it named no id
     tenant: str  # "": it named none
     priority: int
     num_bytes: int

@@ -1,4 +1,4 @@
-"""Enqueueing, the one step of a client that is a script."""
+"""Enqueues requests, by a script that checks, appends and marks in one step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Penstock's keys that hold what it never wrote there: somebody's mistake, or a program that uses the same names.
+"""Handles junk: a value that Penstock never wrote in one of its keys, by mistake or by a program with the same names.
 
-A script or a command that fails over one is run once more, within a script that finds the key (`lua/guard.lua`). The
+A script or command that fails because of junk is run once more, within a script that finds the key (`guard.lua`). The
 value is set aside, under another name in the same slot (`penstock:{QUEUE}:junk:NAME`). The command then continues as if
 the key had not existed: indexes and counts are rebuilt. Nothing is deleted, and a command that succeeds costs nothing
 more.

@@ -34,7 +34,7 @@ class QueueLoad:
     oldest_s: float = 0.0
     bands: tuple[BandLoad, ...] = ()  # the highest priority first
     num_running: int = 0
-    num_given_back: int = 0  # of those that wait: set aside for a model
+    num_given_back: int = 0  # the waiting requests that are set aside for a model
     num_workers: int = 0
     slots: float = 0.0  # requests that these workers run at once
     tokens_per_s: float = 0.0  # of all workers; 0: not known

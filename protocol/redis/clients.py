@@ -23,7 +23,7 @@ from penstock.protocol.redis.silence import Watched
 from penstock.protocol.redis.tls import Renewed
 
 CONNECT_TIMEOUT_S = 5.0
-SENTINEL_TIMEOUT_S = 2.0  # for one of them: there are others
+SENTINEL_TIMEOUT_S = 2.0  # for one sentinel; the next is asked then
 
 _is_looking_up: ContextVar[bool] = ContextVar("_is_looking_up", default=False)
 
@@ -128,7 +128,7 @@ class _SentinelTlsConnection(_Connection, Renewed, SentinelManagedSSLConnection)
 
 
 class _ToSentinel(Watched):
-    line = None  # an error from a sentinel moves nobody
+    line = None  # an error from a sentinel must not drop connections to the server
 
 
 class _ToSentinelByTls(_ToSentinel, Renewed): ...

@@ -27,8 +27,9 @@ class JunkFound(exceptions.ResponseError):
 
 
 class Dropped(exceptions.ConnectionError):
-    """The connection was cut by this process, with all others, because of what the server said over one of them: the
-    cause (`moves`).
+    """The connection was cut by this process, with all others to its server, because of an answer over one of them.
+
+    That answer is the cause of this error (see `moves`).
 
     It is not an outage by itself: the next attempt shows the server's state.
     """
@@ -149,7 +150,7 @@ _TYPES: dict[type[BaseException], Meaning] = {
 }  # fmt: skip
 
 _CODE = re.compile(r"-?([A-Z]{3,})(?:\s|$)")
-# A pipeline puts its words before the error's, with the command in between. That is the caller's and may hold anything.
+# A pipeline puts its words before the error's, with the command in between. A command may hold any text.
 _WRAPPED = re.compile(
     r"(?:Command # \d+ \(.*\) of pipeline caused error: [('\"]*"
     r"|Redis Cluster cannot be connected\. .*? reachable node: "

@@ -36,8 +36,8 @@ class Bundle:
     """All connections of one event loop that lead to one server, or to the name of one.
 
     Attributes:
-        age: a connection notes it before it resolves the name. A younger one than the last that hit a demoted server
-            may lead to another server.
+        age: raised when a connection hits a demoted server. A connection notes it before it resolves the name: one that
+            noted a later age may lead to another server.
         num_drops: how often all older connections were dropped.
         reason: the server's last error of this kind.
     """
@@ -102,11 +102,11 @@ _bundles: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Bundle]] = Weak
 
 
 class RedisEndpoint:
-    """Knowledge about a client that its connections share.
+    """What all connections of one client share.
 
     Args:
-        place: where it leads, as a URL.
-        is_of_nodes: whether that is a cluster, where each node may move by itself.
+        place: where the client leads, as a URL.
+        is_of_nodes: whether it leads to a cluster, where each node may move by itself.
         is_blocking: whether its connections are for reads that wait at the server.
     """
 
@@ -147,7 +147,7 @@ class Parser(DefaultParser):  # type: ignore[misc, valid-type]
 
 
 def line_of(redis: Redis) -> RedisEndpoint:
-    """Returns the line of a client that is not a cluster's."""
+    """Returns the endpoint of a client that is not a cluster's."""
     line: RedisEndpoint = redis.connection_pool.connection_kwargs["line"]
     return line
 

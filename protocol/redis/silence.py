@@ -1,10 +1,10 @@
 """Detects connections that die silently because a load balancer or NAT on the way has dropped them without notice.
 
-A caller that waits over one would wait until its time limit, and the next caller over the next one. So when an answer
-is overdue, a new connection is made and asked for one. A server answers in turn. If the new connection gets its answer,
-and the old one still has none a while later, the old one is dead. It is closed, and with it all connections of the
-process that were as silent. A server that is slow, busy or away answers the new connection as late as the old one, or
-not at all, and nothing is closed.
+A caller that waits for an answer over such a connection would wait until its time limit, and the next caller over the
+next connection. So when an answer is overdue, a new connection is made, and the server is asked over it. A server
+serves its connections in turn. If the new connection has its answer, and the old one still has none a while later, the
+old one is dead. It is closed, together with all connections of the process that were silent for as long. A server that
+is slow, busy or away answers the new connection as late as the old one, or not at all: then nothing is closed.
 
 The kernel watches too, where it can (`tune`): it finds dead connections that nobody waits over, and keeps routers from
 dropping others.
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 ANSWER_S = 2.5  # after which an answer is overdue
 LATE_S = 1.5  # how long after its end a blocking read's answer is overdue
-GRACE_S = 0.75  # for the old connections, once a new one was answered; at least as long as that took
+GRACE_S = 0.75  # left to the old connections once a new one was answered; longer if that answer took longer
 ASK_TIMEOUT_S = 3.0
-ASK_EVERY_S = 1.0  # if the new connection has no answer either
+ASK_EVERY_S = 1.0  # between two tries, while new connections get no answer either
 MAX_IDLE_S = 30.0  # a connection unused for longer is replaced
 MOST_PATIENT = 4.0  # times the above: then the time limits of commands are over
 PATIENT_FOR_S = 5.0  # times how patient

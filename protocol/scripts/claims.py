@@ -90,16 +90,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """Why there is nothing to run. The reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can exceed, another model or arithmetic began it, a number in its state is none, or it was only to
-    be ended and is not over.
+    """Why there is nothing to run.
+
+    The reply has ended; another entry has the same request id; the reply holds an entry id that no claim can exceed;
+    another model or arithmetic began it; a field of its state that must be a number is not one; or the claim was only
+    to end the request, which is not over.
     """
 
     reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "other_arithmetic", "junk", "goes_on"]
     other_entry: str = ""
-    field: str = ""  # of the state, that is not a number
+    field: str = ""  # the field of the state that is not a number
     digest: str = ""  # of the model that began it
-    arithmetic: str = ""  # that began it, where that is why
+    arithmetic: str = ""  # the one that began the reply, if that is the reason
 
 
 @dataclass(frozen=True, slots=True)

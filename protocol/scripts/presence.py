@@ -124,17 +124,17 @@ def parse_beat(answer: Any) -> Beaten | Rival:
 
 
 def look(queue: str, *, worker: str, rest_ms: int) -> Command:
-    """Asks whether `worker` is to look for the dead, and after how many milliseconds to ask again, `rest_ms` at most.
+    """Asks whether `worker` should look for dead workers now, and when to ask again: in `rest_ms` at most.
 
-    The answer's first part is 1 if it is: no other did so less than `rest_ms` ago.
+    The answer begins with 1 if it should, because no other worker has looked within `rest_ms`.
     """
     return call(_LOOK, (keys.looked(queue),), (worker, rest_ms))
 
 
 def lapsed(queue: str, workers: Sequence[str]) -> Command:
-    """Asks for the places, from 1 on, of the `workers` without a heartbeat. There must be at least one worker.
+    """Asks which of `workers`, at least one, have no heartbeat. The answer is their places in the list, from 1 on.
 
-    Bytes of a name that are not UTF-8 are surrogates in it, as strangers may have named a consumer.
+    Bytes of a name that are not UTF-8 come as surrogates: strangers may have named a consumer.
     """
     return call(_LAPSED, [keys.heartbeat(queue, worker).encode(errors="surrogateescape") for worker in workers], ())
 

@@ -35,10 +35,10 @@ class Envelope:
 
     @classmethod
     def of(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> Envelope:
-        """Reads the envelope. Ids that cannot be valid count as missing: the entry's id replaces the call's, and that
-        replaces the mailbox.
+        """Reads the envelope. Ids that cannot be valid count as missing.
 
-        If a large entry has a JSON document, this takes as long as reading that.
+        Without a valid id, the call has its entry's id; without a valid mailbox, the mailbox has the call's id. For a
+        large entry with a JSON document, this takes as long as parsing the document.
         """
         call_id = _name(fields.get(b"id")) or _id_of_document(fields) or entry_id
         return cls(call_id, _name(fields.get(b"to")) or call_id, _timeout_ms(fields.get(b"timeout_ms")))

@@ -18,7 +18,7 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
-    model: str  # its first name: that of `served_model_name`, or as `model` has it: a folder, a hub id, `demo`
+    model: str  # its first name: the first of `served_model_name`, or else the setting `model`
     aliases: str | None = None  # its other names, with spaces between
     worker: str  # the worker that wrote the card
     version: str  # of Penstock

@@ -248,8 +248,9 @@ class GenerateRequest(WireModel):
     def to_entry(self) -> dict[str, str]:
         """Returns the fields to XADD: one JSON document without what was left at its default.
 
-        The id is also a field beside it: a worker reads nothing else of an entry over `max_body_bytes`. The fields that
-        decide its turn are only beside it, as nobody looks into documents for those.
+        The id is also a field beside the document, because a worker reads nothing else of an entry over
+        `max_body_bytes`. The fields that decide the request's turn are only beside the document, because the server's
+        scripts read no documents.
         """
         fields = {"request": self.model_dump_json(exclude_defaults=True, exclude=BESIDE)}
         beside = self.model_dump(mode="json", include=BESIDE, exclude_defaults=True)

@@ -57,7 +57,7 @@ class PortLimits:
     body_timeout_s: float  # from there to the end of the body
     idle_timeout_s: float = 5.0  # after an answer; once headers begin, their time is added
     answer_timeout_s: float | None = None  # from the request to the end of the answer; None: unlimited
-    stall_timeout_s: float | None = None  # for which the client may take nothing of its answer; None: unlimited
+    stall_timeout_s: float | None = None  # how long the client may take nothing of its answer; None: unlimited
     max_header_bytes: int = 64 << 10  # of a request, including its first line and its trailers
 
 
@@ -135,10 +135,10 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refused | None = None
-        self._is_deaf = False  # to further input from the client
+        self._is_deaf = False  # whether further input from the client is ignored
         self._wants_upgrade = False
         self._num_header_bytes = 0
-        self._num_silent_bytes = 0  # not yet a whole header or part of a body: the parser gathers them
+        self._num_silent_bytes = 0  # held by the parser: not yet a whole header or a part of a body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         super().connection_made(transport)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 NUM_KEPT = 64
-"""Connections in addition to those that may be served. Here newcomers are looked at, probes are answered, and others
-are told that the server is full. They are several times as many as are accepted at once, so that no client that sends
-its request at once is turned away unread.
+"""Connections in addition to those that may be served.
+
+In these places, newcomers wait for their headers to be read, probes are answered, and others are told that the server
+is full. There are several times as many places as connections accepted at once, so that no client that sends its
+request at once is turned away unread.
 """
 
 NUM_LEAVING = 64
-"""Connections in addition to those, which have been refused and may read the answer."""
+"""Connections in addition to all of these, which were refused and have time to read the answer."""
 
 
 class Connection(Protocol):
@@ -53,7 +55,7 @@ class Places:
             next(iter(self.leaving)).cut()
 
     def has_room(self) -> bool:
-        """Whether one more request may be read: if need be, one whose body is still to come gives way."""
+        """Whether one more request may be read. If need be, one whose body has not come yet is turned away for it."""
         if self._num_served < self._max_connections:
             return True
         if self.reading:

@@ -112,7 +112,7 @@ class CallServer:
         ]
 
     async def _wait_for_one(self) -> list[QueueEntry]:
-        """Waits for a call. One that arrives unnoticed, as this is cancelled, is taken over later."""
+        """Waits for a call. If the wait is cancelled just as a call arrives, that call is taken over later."""
         block_ms = min(self._config.block_ms, round(HOLD_S * 1000))
         calls = keys.calls(self._config.queue)
         try:

@@ -1,1 +1,1 @@
-"""From the queue to the engine: takes entries, reads and tokenizes them, restores interrupted ones, hands back."""
+"""The way from the queue to the engine: takes entries, tokenizes them, restores interrupted requests, hands back."""

@@ -45,7 +45,7 @@ class Occupied(Exception):
 
 
 class GoesOn(Exception):
-    """Raised for a request that was taken only to be ended, but is not over. It is unclaimed, and has to wait again."""
+    """Raised if an entry was taken only to end its request, and the request is not over. Unclaimed, it waits again."""
 
 
 class Claimer:
@@ -116,7 +116,7 @@ class Claimer:
         return live
 
     async def _check_company(self, live: LiveRequest) -> None:
-        """Accepts a request that may run beside others, or need not run; gives others back."""
+        """Accepts a request that may run now, or that ends without a run. Gives any other back, and raises."""
         is_suspect = live.claim.strikes >= SUSPECT_STRIKES
         if not (is_suspect or self._requests.alone) or self._is_over(live):
             return
@@ -190,7 +190,10 @@ class Claimer:
         self._outbox.remove(letter)
 
     async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, why: NotClaimed) -> bool:
-        """Leaves a half-written reply to workers of the kind that began it. False: that is over, or there are none."""
+        """Leaves a half-written reply to workers of the kind that began it. False: it can't be left.
+
+        Then the time for that is over, or there are no such workers.
+        """
         is_of_model = why.reason == "other_model"
         must_wait = is_of_model or _is_exact(asked)
         command = scripts.set_aside(

@@ -32,10 +32,10 @@ class HandingBack:
     Args:
         redis: for the steps on the requests' states and entries.
         config: the queue's and the worker's names.
-        driver: runs them.
-        outbox: holds what they generated.
-        publisher: writes that.
-        metrics: count them.
+        driver: runs the requests.
+        outbox: holds what the requests have generated.
+        publisher: writes what the outbox holds.
+        metrics: counts the hand-backs.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class HandingBack:
         self._leaving: set[str] = set()  # ids of those that are giving way
 
     async def give_back_all(self) -> None:
-        """Gives everything back to workers with room; it waits again, ahead of newer requests of its tenant and
-        priority.
+        """Gives all requests back, to workers with room. They wait ahead of newer ones of their tenant and priority.
 
         While the server refuses, this keeps trying.
         """
@@ -76,7 +75,7 @@ class HandingBack:
             await asyncio.sleep(backoff.next_s())
 
     async def let_wait(self, entry_ids: Sequence[str], *, has_had: bool) -> None:
-        """Makes entries that are pending here wait again; with `has_had`, ahead of newer ones of their tenant.
+        """Makes entries that are pending here wait again. With `has_had`, they go ahead of newer ones of their tenant.
 
         Raises:
             RedisError: the server is in trouble.
@@ -91,7 +90,7 @@ class HandingBack:
 
     @property
     def num_able(self) -> int:
-        """Number of requests that would give way."""
+        """Number of requests here that may be given back to make room for others."""
         return sum(1 for _ in self._able())
 
     async def make_room(self, count: int) -> None:

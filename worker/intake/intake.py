@@ -1,4 +1,4 @@
-"""Takes entries from the request stream: never more than the engine can run now, and leaves none behind."""
+"""Takes entries from the request stream: never more than the engine can run now, and without leaving any behind."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ SLOW_S = 0.05  # an entry that takes longer to prepare no longer holds up those 
 class Intake:
     """Takes what is next whenever the engine has room, in one loop.
 
-    The blocking read is never cancelled: an entry that arrives then would be pending here and known to nobody. It is
-    short, and `stop` waits for it. After any failure, the worker reads its own pending entries again.
+    The blocking read is not cancelled while the worker goes on: an entry that arrived just then would be pending here,
+    and nobody would know of it. The read is short, and `stop` waits for it. After any failure, the worker reads its
+    pending entries again.
     """
 
     def __init__(
@@ -325,7 +326,7 @@ class Intake:
 
     async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
-        if is_no_group(error) or is_junk(error):  # junk in the two keys that no script reads, on which a read waits
+        if is_no_group(error) or is_junk(error):  # junk: in the two keys of the blocking read, which no script checks
             try:
                 await self._entries.make_group()
             except (*retries.REDIS_ERRORS, OSError) as refused:

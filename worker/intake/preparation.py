@@ -19,7 +19,7 @@ from penstock.worker.threads import Threads, Wait, to_the_end
 if TYPE_CHECKING:
     from penstock.engine.structured import Grammar
 
-# For "none", OpenAI's value for no reasoning, templates have a variable, under either of these names.
+# OpenAI's `reasoning_effort` "none" turns reasoning off. Templates do that by a variable, under either of these names.
 _NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 
@@ -74,8 +74,8 @@ class Preparation:
     echo: str = ""
     grammar_source: str | None = None
     grammar: Grammar | None = None  # compiled from the source
-    ignored: tuple[str, ...] = ()  # fields of the request without effect: not in the prompt, or not read of the reply
-    history_changes: Mapping[str, int] = field(default_factory=dict)  # how often what had to be changed in the messages
+    ignored: tuple[str, ...] = ()  # request fields without effect: the prompt or the reply has no place for them
+    history_changes: Mapping[str, int] = field(default_factory=dict)  # how often each kind of change was made
 
 
 class Preparer:
@@ -119,7 +119,7 @@ class Preparer:
         return self._read_prompt(asked, check) if asked.messages is None else self._read_chat(asked, now_s, check)
 
     def _check_fewest(self, num_tokens: int) -> None:
-        """Applies the limits to a lower bound of the tokens, as the engine would to all."""
+        """Applies the engine's limits to a lower bound of the number of tokens, before all of them are made."""
         self._check_length(num_tokens, "at least ")
         if self._max_model_len is not None and num_tokens >= self._max_model_len:
             raise PromptTooLong(
@@ -229,7 +229,7 @@ def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
 
 
 def _check_unread(asked: GenerateRequest, tools: Sequence[Tool]) -> None:
-    """Refuses requests that need tool calls to be read, where they cannot be."""
+    """Refuses requests whose tool calls must be read, if no known format reads this model's calls."""
     strict = next((f"tools: {tool.name} is strict" for tool in tools if tool.strict), None)
     needs = "tool_choice requires a call" if asked.is_tool_required else strict
     if needs:

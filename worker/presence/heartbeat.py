@@ -32,7 +32,7 @@ BEATS_PER_READ = 500  # heartbeats checked per command
 BEATS_PER_TTL = 3
 AGAIN_S = 1.0  # a worker whose beat or look failed tries again within this time
 SETTLES_S = 1.5  # after an outage, all live workers have beaten again within this time
-SOONEST, LATEST = 0.75, 1.25  # parts of its interval after which a worker looks for dead ones again
+SOONEST, LATEST = 0.75, 1.25  # a worker looks for dead workers again after its interval times a factor in this range
 
 
 class Heartbeat:
@@ -44,9 +44,9 @@ class Heartbeat:
     that still has the key of a process that is gone. Once it sees the key renewed, it stops, through `must_drain`.
 
     The same round trip asks whether somebody wants this process to drain (`penstock drain`), and tells clients whether
-    it serves the queue, and with which model. If two processes would join an empty queue with different models, the
-    first to beat has it. The other waits until the first one's card lapses, and stops once it sees that renewed. So
-    does a process whose key has lapsed meanwhile: others may have taken the queue over, with another model.
+    it serves the queue, and with which model. If two processes join an empty queue with different models, the first to
+    beat gets the queue. The other waits until the first one's card lapses, and stops if it sees the card renewed. A
+    process whose key has lapsed does the same: others may have taken the queue over meanwhile, with another model.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Heartbeat:
         self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
-        self.has_announced = asyncio.Event()  # clients find the queue; or the list of queues is in trouble
+        self.has_announced = asyncio.Event()  # set once clients can find the queue, or announcing it has failed
         self.must_drain = asyncio.Event()
         self.must_end: WorkerError | None = None  # why this process must stop, once another was seen alive
 

@@ -14,8 +14,9 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity; what cannot be sampled gets this,
 
 
 def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> list[str]:
-    """Makes the same fields as `encode_reply` of `chunk_entry`, without the model in between: every token passes
-    through here.
+    """Makes the same fields as `encode_reply(chunk_entry(...))`, but builds no pydantic model.
+
+    Every token passes through here.
     """
     ids = pending.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
@@ -99,5 +100,5 @@ def _top_fields(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
 
 
 def _as_json(values: Sequence[Any]) -> str:
-    """Encodes JSON that people can read in any script."""
+    """Encodes values as JSON, with characters outside ASCII left as they are."""
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Ends a request towards its reader, the logs and metrics, and the stream of dead letters."""
+"""Reports the end of a request: to its reader, in the logs and metrics, and on the stream of dead letters."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def kept_ms(asked: Asked, config: WorkerConfig) -> int:
 
 
 def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerConfig) -> Command:
-    """Tells the reader of a request that can't be claimed, as far as its reply can be written."""
+    """Returns the command that ends the reply to a request that can't be claimed, as far as it can be written."""
     end = EndEntry(finish_reason="error", code="reply_unwritable", message=printable(message))
     fields = [part for item in encode_reply(end).items() for part in item]
     return scripts.end_unclaimed(config.queue, request_id, ttl_ms=kept_ms(asked, config), fields=fields)

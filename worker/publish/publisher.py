@@ -131,7 +131,7 @@ class Publisher:
             self._act(verdict)
 
     async def _mended(self, write: Write, answer: Any) -> Any:
-        """Returns the answer. If a foreign key of the queue blocked a removal, sets that aside and tries again."""
+        """Returns the answer to a write. If foreign data in a queue's key blocked a removal, sets it aside first."""
         if not isinstance(answer, Exception) or not isinstance(write, AsideWrite | Burial):
             return answer
         try:

@@ -32,8 +32,8 @@ class Removals:
         self._config = config
         self._has_nodes = has_nodes
         self._ready: list[Bill | Burial] = []
-        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; check to make first)
-        self._leaving: dict[str, EndCheck | None] = {}  # entries until the server has answered, and their checks
+        self._settling: deque[tuple[float, EndCheck]] = deque()  # (monotonic time, check before removal)
+        self._leaving: dict[str, EndCheck | None] = {}  # entries whose removal is not confirmed, with their checks
 
     @property
     def is_empty(self) -> bool:

@@ -31,7 +31,7 @@ class FlushSchedule:
         self._pace = pace
         self._urgent: dict[LiveRequest, None] = {}
         self._waiting: dict[LiveRequest, None] = {}
-        self._last_flush_s = 0.0  # of those waiting, the earliest; if none waits, of anything
+        self._last_flush_s = 0.0  # the earliest among the waiting requests; if none waits, the last of all
 
     @property
     def is_empty(self) -> bool:
@@ -39,7 +39,7 @@ class FlushSchedule:
 
     @property
     def next_flush_s(self) -> float:
-        """When output that is not urgent goes (monotonic): an interval after the first of these replies was flushed."""
+        """When output that is not urgent is written (monotonic): an interval after a waiting reply's earliest flush."""
         return self._last_flush_s + self._pace.interval_s
 
     def due_s(self) -> float | None:
@@ -78,7 +78,7 @@ class FlushSchedule:
         return [live for live in due if not live.is_gone]
 
     def _wait(self, live: LiveRequest) -> None:
-        """Lets a request wait for the next flush. Flushes without it, of ends or removals, do not put that off."""
+        """Lets a request wait for the next flush. Flushes that leave it out, for ends or removals, don't delay it."""
         if not self._waiting or live.reply.flushed_at_s < self._last_flush_s:
             self._last_flush_s = live.reply.flushed_at_s
             self.news.set()

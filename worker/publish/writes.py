@@ -25,13 +25,13 @@ MAX_SILENT_TOKENS = 16  # tokens without text that are held back together at the
 
 @dataclass(slots=True)  # one per chunk: a frozen one would take three times as long to make
 class ChunkWrite:
-    """New tokens of one choice, or the prompt's progress. Nothing changes this object."""
+    """New tokens of one choice, or the prompt's progress. Treat it as immutable; it is not frozen only for speed."""
 
     live: LiveRequest
     choice: ChoiceBuffer
     entry_id: str
     pending: Pending  # the output that it holds
-    is_last: bool  # whether it is the last of one of several choices
+    is_last: bool  # whether it is a choice's last chunk, where there are several choices
     command: Command
 
     @property
@@ -96,7 +96,7 @@ class EndCheck:
     """Checks whether an end that was written is still there; only then may the queue entry go."""
 
     entry_id: str
-    removal: Bill | Burial  # of the entry, or its dead letter
+    removal: Bill | Burial  # acknowledges the entry, or makes it a dead letter
     command: Command
 
     @classmethod

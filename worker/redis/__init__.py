@@ -1,1 +1,1 @@
-"""How a worker uses Redis: retries, commands that a lost fence refuses, the permissions that it checks at start."""
+"""How a worker uses Redis: retries, commands that set junk aside, and the permissions that it checks at the start."""

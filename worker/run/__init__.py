@@ -1,1 +1,1 @@
-"""A request while it runs: its queue entry, its choices, what it takes up, and what is traced of it."""
+"""A request while it runs: its queue entry, its choices, and its traces; and the worker's capacity to run requests."""

@@ -94,7 +94,7 @@ def _check_writable(output: Output) -> None:
 
 
 def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:
-    """Returns why a request ended; None: a choice has not."""
+    """Returns why a request ended; None if any of its choices has not ended."""
     reasons = [choice.finish_reason for choice in choices]
     return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
 

@@ -95,8 +95,8 @@ class _Taken:
     """Answer of `scripts.take`."""
 
     entries: list[QueueEntry]
-    has_more: bool  # new entries have no place yet
-    left_ms: int | None  # after that time, one that is left to some workers may be taken
+    has_more: bool  # whether some new entries still have no place
+    left_ms: int | None  # until any worker may take an entry that is now left to some; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class EntryReader:
                 keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
             )
         except UNREACHABLE:
-            loop.call_at(over_s, self.on_broken)  # until then, a server that missed the end may still hand it entries
+            loop.call_at(over_s, self.on_broken)  # a server that missed the break may still send entries until then
             raise
         finally:
             late.cancel()

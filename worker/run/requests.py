@@ -93,9 +93,9 @@ class ReplyCursor:
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
     is_urgent: bool = False  # its output is not held back
     has_begun: bool = False  # something readable is written, or on its way: later output may be held back
-    prefilled: int = 0  # tokens of the prompt that are computed, as written last
-    prefill_told_s: float = 0.0  # monotonic: when that was last due
-    tells_prefill: bool = False  # whether the next flush writes it
+    prefilled: int = 0  # computed tokens of the prompt, as last reported to the reader
+    prefill_told_s: float = 0.0  # monotonic: when such a report was last due
+    tells_prefill: bool = False  # whether the next flush reports the prompt's progress
 
 
 class LiveRequest:

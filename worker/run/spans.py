@@ -1,10 +1,12 @@
 """The spans of a worker's requests, exported early, as the worker may be killed at any moment.
 
-    request QUEUE    CONSUMER, only for a request that came without a trace: from the enqueue to the end wait QUEUE
-    from the enqueue to the first claim claim QUEUE      CLIENT, until the request is this worker's process QUEUE
-    CONSUMER, from the claim to the end, linked to the claim before it prepare          until the engine has it:
-    journal, template, tokens, grammar prefill          until the first token of this claim decode           until the
-    end
+    request QUEUE      CONSUMER, from the enqueue to the end, only for a request that came without a trace
+      wait QUEUE       from the enqueue to the first claim
+      claim QUEUE      CLIENT, until the request is this worker's
+      process QUEUE    CONSUMER, from the claim to the end, linked to the claim before it
+        prepare        until the engine has the request: journal, template, tokens, grammar
+        prefill        until the first token of this claim
+        decode         until the end
 
 A span is exported when it ends, so all but the outermost are short. The id of a `process` span depends only on the
 request and the claim's epoch. So the next worker to claim the request knows the id, and ends the span in place of one
@@ -97,7 +99,7 @@ class RequestSpans:
             )
 
     def _tell_before(self, live: LiveRequest, parent: Context, taken_s: float) -> None:
-        """Records what has passed: the wait, the claim, and the claim before it, if its worker no longer can."""
+        """Records the spans that are over: the wait, this claim, and the one before it if its worker no longer can."""
         claim, record = live.claim, self.recorder
         claimed_ns = claim.server_ms * 10**6
         if claim.attempts == 1:
@@ -236,5 +238,5 @@ def _attempt_id(live: LiveRequest, epoch: int) -> int:
 
 
 def _digest(*parts: str | int, size: int) -> bytes:
-    """Derives an id. It is never all zeros in practice: then an id would be drawn, and only a link be lost."""
+    """Derives an id, in practice never all zeros. If it were, a random id would replace it, and only a link be lost."""
     return blake2b("\n".join(map(str, parts)).encode(), digest_size=size).digest()

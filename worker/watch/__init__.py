@@ -1,1 +1,1 @@
-"""A session's work besides requests: cancels, charges to lanes, reports, and entries left behind."""
+"""What a session does besides running requests: cancelling, charging tenants, reporting, sweeping the queue."""

@@ -17,7 +17,7 @@ from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, Parked, Phase
 
 _PART = "cancel"  # name in readiness
-_FOLLOWS = 8  # times as often, while each look finds a cancel: cancelled requests keep others waiting
+_FOLLOWS = 8  # looks are this much more frequent while they find cancellations, which free room for others
 
 
 class CancelWatch:
@@ -78,7 +78,7 @@ class CancelWatch:
                 self._end(each, "cancelled")
 
     def _watched(self) -> list[LiveRequest | Parked]:
-        """Before its journal is read, the content of a request's end is unknown."""
+        """Returns the requests that may be ended now: before a journal is read, the content of an end is unknown."""
         lives = (live for live in self._requests if Phase.RESTORED <= live.phase <= Phase.RUNNING)
         return [*lives, *self._requests.parked.values()]
 

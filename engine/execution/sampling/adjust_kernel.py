@@ -105,7 +105,7 @@ def adjust_by_kernel(
 
 
 def _strips_of_a_block(num_strips: int) -> int:
-    """Returns how many strips: a block takes long to start, and the maxima of `_FEW_STRIPS` are a whole register."""
+    """Returns the strips of a block. Starting one is slow, so many pay; the maxima of `_FEW_STRIPS` fill a register."""
     return min(num_strips, _FEW_STRIPS) if num_strips < _MANY_STRIPS else _MANY_STRIPS
 
 
@@ -299,7 +299,7 @@ class _Block:
         return found, unsound
 
     def _masks(self, first: Any) -> list[jax.Array | None]:
-        """Returns what is allowed of the registers from number `first` on: four words have the bits of one's lanes."""
+        """Returns which tokens are allowed in each register from number `first` on; four words hold one's bits."""
         if self.masks is None:
             return [None] * self.at_once
         words = self.masks[:, pl.ds(aligned(lax.shift_right_logical(first, _WORD.bit_length() - 1) * LANES), LANES)]

@@ -19,9 +19,9 @@ from penstock.engine.kernels.pallas import Ref
 
 
 def fetch_blocks(logits: jax.Array, blocks: jax.Array, *, interpret: Any = False) -> jax.Array:
-    """Returns of each row of f32 logits `[num_rows, vocab]` its blocks of LANES logits, `[num_rows, count, LANES]`.
+    """Returns some blocks of LANES logits of each row of f32 logits `[num_rows, vocab]`: `[num_rows, count, LANES]`.
 
-    `blocks` are i32 `[num_rows, count]`. Behind the vocabulary there is minus infinity.
+    `blocks`, i32 `[num_rows, count]`, says which ones. Beyond the vocabulary, they hold minus infinity.
     """
     num_rows, count = blocks.shape
     if logits.shape[1] % LANES:

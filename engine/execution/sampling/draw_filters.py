@@ -1,9 +1,9 @@
-"""The filters of the TPU sampling kernel: below which logit top_k and top_p leave a row's tokens out.
+"""The filters of the TPU sampling kernel: they find the logit below which top_k, top_p and min_p drop a row's tokens.
 
-A threshold is found by bisection over all floats, and each pass reads every token. So passes read a few candidates
-instead: a bound that the threshold is not below comes from the maxima of groups of tokens, and what reaches it is
-collected. The candidates of a lane stay in their order. The other tokens would add zeros, so sums have the bits that
-those of all tokens have, and thresholds do not depend on what was collected.
+This threshold is found by bisection over all floats. If each pass read every token, that would take long, so passes
+read a few candidates instead. The maxima of groups of tokens give a lower bound of the threshold, and the tokens that
+reach the bound are collected. The candidates of a lane stay in their order. All other tokens would only add zeros to
+the sums, so the sums have the same bits as those of all tokens, and thresholds do not depend on what was collected.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Tokens:
     def highest(
         self, measure: _Measure, wanted: jax.Array, at_least: jax.Array | float = -jnp.inf, num_bits: int = _ALL_BITS
     ) -> jax.Array:
-        """Returns the column of the highest thresholds that `wanted` is reached at, as `sampling._highest` does.
+        """Returns the column of the highest thresholds that still reach `wanted`, as `sampling._highest` does.
 
-        Thresholds below `at_least` count as that. With fewer bits it is a lower threshold, at which it is reached too.
+        Thresholds below `at_least` count as `at_least`. With fewer bits, the result may be a lower threshold.
         """
 
         def quarter(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            """Halves twice; one pass has the sums for whichever half is left."""
+            """Halves the bounds twice in one pass: it computes the sums for the middle of either half as well."""
             low, high = bounds
             middle = _middle(low, high)
             places = _middle(low, middle), middle, _middle(middle, high)
@@ -110,7 +110,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Columns of what the rows ask for."""
+    """The filters that the rows ask for, as columns."""
 
     top_k: jax.Array
     top_p: jax.Array
@@ -145,7 +145,7 @@ class Filters:
         return jnp.maximum(found, top + jnp.log(self.min_p))  # minus infinity where min_p is 0
 
     def _bound(self, maxima: Tokens, top: jax.Array, total: jax.Array) -> jax.Array:
-        """Returns a column that no threshold is below: as many maxima reach it as are wanted, or their mass does."""
+        """Returns the column of lower bounds of thresholds: top_k maxima reach them, or maxima with top_p's mass."""
         maxima.weigh(top, self.has_top_k)
         wanted = jnp.where(self.has_top_k, self.top_k, self.top_p * total * _MARGIN)
         bound = maxima.highest(maxima.mass, wanted, num_bits=_HIGH_BITS)

@@ -46,7 +46,7 @@ class ExtendedRows:
 
 
 class SeenDrafts(NamedTuple):
-    """The drafts of a step, and which of them each row sees as if they had been generated: some in a row."""
+    """The drafts of a step, and which consecutive ones each row sees as if they had been generated."""
 
     ids: jax.Array  # i32 [num_places]; NO_DRAFT if a place has none
     last: jax.Array  # i32 [num_rows]: the place of the last one seen

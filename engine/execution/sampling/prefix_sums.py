@@ -17,10 +17,10 @@ LANES = 128
 
 
 def sums_of(registers: Sequence[jax.Array]) -> jax.Array:
-    """Returns in each lane the sum of one of `[rows, LANES]`, whose number among them is the lane's modulo theirs.
+    """Returns the sums over lanes of n arrays `[rows, LANES]`: lane i has the sum of array number i modulo n.
 
-    There are a power of two of them. Each step adds neighbours, and two arrays become one: every other block of lanes
-    is that of the second.
+    n is a power of two. Each step adds neighbouring lanes and merges two arrays into one, in which every other block of
+    lanes comes from the second.
     """
     size, held = 1, list(registers)
     lane = lax.broadcasted_iota(jnp.int32, held[0].shape, 1)

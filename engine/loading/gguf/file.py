@@ -59,7 +59,7 @@ class GgufFile:
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """What the metadata say. A generation_config.json beside the file has the last word where it says anything."""
+        """The fields that the metadata state. Those of a generation_config.json beside the file override them."""
         fields = {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
         if not self._beside.exists():
             return fields

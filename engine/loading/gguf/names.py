@@ -31,7 +31,7 @@ class View:
     tensor: TensorInfo
     expert: int | None = None
     num_heads: int = 0  # heads whose rows have neighbouring features paired; 0: rows are in order
-    less: float = 0.0  # was added to it, and is subtracted
+    less: float = 0.0  # amount that was added to the stored values, and is subtracted when they are read
     is_row: bool = False  # stored without the first axis, which is 1
 
     @property

@@ -53,8 +53,8 @@ BEGINS_TEXT = ("llama-bpe", "llama3", "llama-v3", "tekken")  # with BOS, unless 
 # Control tokens that end a turn, whether or not the file names them so.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")  # for gpt-oss, where <|end|> only ends a part of the answer
-# llama.cpp has in its code which tokens swallow the white space beside them, by the model's name: all added ones of
-# Phi-3 but these. Files of Phi-3 come with other names too. The other models with such tokens are embedders.
+# Which tokens swallow the white space beside them is in llama.cpp's code, not in the file. The code goes by the model's
+# name: for Phi-3, all added tokens but these. Files of Phi-3 have other names too. Other such models are embedders.
 SWALLOWS = ("phi-3", "phi3")
 SWALLOWS_NOT = ("<unk>", "<s>", "<|endoftext|>")
 

@@ -1,4 +1,4 @@
-"""What a model's name means. All commands, workers and `LLM` ask here."""
+"""Resolves a model's name to its files, for all commands, for workers and for `LLM`."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ class Lookup:
 
     prefix: list[list[int]]  # pages to start with, by group; to be acquired before anything else changes
     num_pages: Amount  # available pages that starting takes
-    num_growth: Amount  # pages to keep on top for when it runs
+    num_growth: Amount  # further pages to leave free, for its growth while it runs
     num_usable: int  # tokens that were looked up
     num_matched: int  # leading pages that all groups without a window had
     num_unshared: Amount  # pages it would take if all matched pages could be acquired
-    num_unmatched: Amount  # the same if others held all of those, which makes them free
+    num_unmatched: Amount  # the same if others held all matched pages: sharing those takes no available page
     cache_exits: Amount  # the pool's at that time
 
     def least(self, cache_exits: Amount) -> Amount:

@@ -3,8 +3,8 @@
 Models break calls off, clients drop and reorder results, and conversations are cut in front. None of it is refused, and
 nothing that was said is lost. A history without such faults stays as it is.
 
-What comes out depends on the messages and the template alone, and on no message after the next of the assistant's. So
-every worker renders the same, and the prompt of one turn is the beginning of the next one's.
+The result depends only on the messages and the template. What becomes of a message depends on no message that comes
+after the assistant's next one. So every worker renders the same, and the prompt of one turn begins that of the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_RESULT = "This call has no result."
 
 ARGUMENTS_EMPTIED = "arguments_emptied"  # they were not an object, and the template shows objects only
 CALLS_SPLIT = "calls_split"  # turns with several calls, for a template that shows one
-CALLS_PARTED = "calls_parted"  # from what was said with them, for a template that shows the one or the other
+CALLS_PARTED = "calls_parted"  # from text beside them, for a template that shows only one of the two
 CALLS_AS_TEXT = "calls_as_text"  # messages with calls, for a template that shows none
 RESULTS_MISSING = "results_missing"
 RESULTS_MOVED = "results_moved"  # turns whose results stood elsewhere or in another order
@@ -32,7 +32,7 @@ RESULTS_AS_TEXT = "results_as_text"  # results without their calls, or for a tem
 def complete(
     messages: Sequence[Message], needs: TemplateNeeds, *, is_open: bool
 ) -> tuple[list[Message], Mapping[str, int]]:
-    """Returns the messages that the template takes, and how often what was changed, by the names above.
+    """Returns the messages in a form that the template takes, and the number of changes of each kind named above.
 
     Args:
         messages: the conversation.

@@ -13,10 +13,10 @@ FILLER = "(continued)"
 EMPTY = "(empty)"
 """Content of a message that has none, where the template refuses such a message."""
 
-_NOBODY = "nobody"  # in place of who spoke before: no user speaks at all
+_NOBODY = "nobody"  # stands for the last speaker in a conversation without any user
 
-# Orders of turns: a conversation that has each, and what replaces it if the template refuses it. Calls and
-# results stand between what is said, so what follows a result depends on who spoke before the calls.
+# For each order of turns: a conversation that has it, and its replacement if the template refuses that conversation.
+# Calls and results stand between spoken turns, so what may follow a result depends on who spoke before the calls.
 _MERGED = {
     ("user", "user"): (("user", "user"), ("user",)),
     ("assistant", "assistant"): (("user", "assistant", "assistant", "user"), ("user", "assistant", "user")),

@@ -28,7 +28,7 @@ def why_no_format(setting: str) -> str | None:
 def reply_prefix(format_name: str, prompt: str, turn: TurnMarks = NO_MARKS) -> str:
     """Returns the part of the reply that a prompt already has: the text after the last anchor, such as `<think>`.
 
-    A prompt that ends with another turn than the model's has nothing of its reply. `turn` has the template's own marks.
+    A prompt that ends with somebody else's turn contains nothing of the reply. `turn` has the template's own marks.
 
     Raises:
         InvalidRequest: it has more tags than the engine's thread has time for.

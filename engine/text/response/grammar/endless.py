@@ -1,4 +1,4 @@
-"""Takes the parts out of a JSON schema that no finite value follows: a reply that began one would never end."""
+"""Removes the parts of a JSON schema that no finite value matches: a reply that began such a part would never end."""
 
 from __future__ import annotations
 

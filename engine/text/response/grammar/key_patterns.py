@@ -1,7 +1,7 @@
-"""Names of `patternProperties` that are all listed in `properties` too.
+"""Removes patterns of `patternProperties` that match no names but those listed in `properties`.
 
-llguidance then offers a comma that nothing can follow. Here each such name gets both schemas, and the pattern
-goes.
+For such a schema, llguidance offers a comma that nothing can follow. Here each such name gets both schemas, and the
+pattern is removed.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Collector:
         self._calls: list[ToolCallDelta] = []
         self._open_name: str | None = None  # of the call whose arguments continue
         self._space: list[str] = []  # trailing white space of the part so far
-        self._is_behind_border = False  # with only white space since
+        self._is_behind_border = False  # whether only white space has come since the last border
 
     def text(self, text: str, *, is_last_part: bool = False) -> None:
         self._text.append(self._trimmed(text))

@@ -26,7 +26,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 def whole_literal(text: str) -> object:
     """Returns the value that a whole text spells as Python does. Raises Malformed if it spells none."""
     source = TextCursor(text)
-    source.push("\n")  # behind which a number would end
+    source.push("\n")  # so that a number at the end is known to be complete
     source.end()
     reading = read_literal(source)
     try:

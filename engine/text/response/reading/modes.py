@@ -1,4 +1,4 @@
-"""The tags that count in each part of a reply, as templates of transformers' `ResponseParser`."""
+"""The tags that are looked for in each part of a reply, in the form that transformers' `ResponseParser` takes."""
 
 from __future__ import annotations
 

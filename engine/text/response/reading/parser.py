@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
 
 PIECE_CHARS = 4096  # of a prompt: everything after a tag is copied with each tag
-MAX_CUT_OFF = 64  # what follows each is scanned again, up to the end
+MAX_CUT_OFF = 64  # unfinished calls that turn out to be none: the text after each is scanned again, to its end
 
 
 class ReplyParser:
