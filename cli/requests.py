@@ -100,7 +100,7 @@ def cancel(
     """Cancel requests, after asking. A request that runs or waits ends within a second or so, with its text so far.
 
     Exit status: 0 all were flagged, 1 one had ended or is not known. An unknown one is flagged all the same, and ends
-    at its turn if it waits.
+    if it waits.
     """
     for request_id in ids:
         _check(request_id)
