@@ -143,7 +143,7 @@ def write() -> None:
 _HEAD = """# TPU ledger
 
 The presets of `penstock plan`, compiled ahead of time by libtpu for the topology named, with abstract weights, on a
-machine with no TPU. `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed.
+machine with no TPU. `make tpu-ledger` writes this page. Nothing was run, so no time on a TPU is claimed.
 
 Settings: bfloat16, max_num_seqs {max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len};
 compiled: every function that a worker compiles at its start with these settings. What compiles also fits: running out
@@ -153,9 +153,9 @@ of HBM, VMEM or SMEM is a compile error.
 read from HBM and the results written to it. Slices and updates in place count only their own size. The KV that the
 attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written for a new token.
 
-The ideal is all weights once, live KV once, the new KV once. Sampling is greedy. The kernel that ships in JAX
-(`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token. On TPU7x
-the counted program gives nothing to SparseCores: libtpu cannot print the other.
+The ideal is all weights once, live KV once, the new KV once, and states read and written once. Sampling is greedy. The
+kernel that ships in JAX (`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for
+the new token. On TPU7x the counted program gives nothing to SparseCores: libtpu cannot print the other.
 """
 _FITS = """## Does it fit
 
@@ -170,7 +170,7 @@ temperature and every filter, "all options" all that a request can have.
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _SECONDS = """## Seconds of compiling
 
-Processor time of all threads, since the clock depends on what else the machine does. Functions compile one by one.
+Processor time of all threads, as wall-clock time depends on the machine's load. Functions compile one by one.
 
 | model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | sum |
 | --- | --- | --- | --- | --- | --- | --- |"""

@@ -67,7 +67,7 @@ class GatewayMetrics:
         )
         self._trouble = Gauge(
             "penstock_gateway_redis_trouble",
-            "1 while Redis is away, or refuses for now (passing) or for good (refused).",
+            "1 while Redis is away, refuses for now (passing) or for good (refused), or fails in another way (other).",
             ("kind",),
             registry=self.registry,
         )

@@ -57,7 +57,7 @@ class GatewaySettings(Rereadable):
         repr=False,
     )
     queues: Names = setting(
-        "Redis", "Queues to serve, separated by commas; by default all that have a card.", (), "all"
+        "Redis", "Queues to serve, separated by commas; by default all that have workers.", (), "all"
     )
     max_queue_length: Annotated[int, Field(ge=1)] = setting(
         "Redis", "Most requests in a queue, waiting and running; more are refused.", 10_000
@@ -93,7 +93,7 @@ class GatewaySettings(Rereadable):
     tls_key: Annotated[Path | None, OrNone] = setting("Server", "PEM file with the key of the certificate.", None)
     strict_fields: bool = setting(
         "Server",
-        "Refuse every unknown field of a request; else only those are refused that look like a misspelled one.",
+        "Refuse every unknown field of a request; off: only those that look like a misspelled one.",
         False,
     )
     trusted_proxies: Names = setting(
@@ -113,7 +113,7 @@ class GatewaySettings(Rereadable):
         "asked. A common prefix is then computed once for each tenant. Needs workers that know `cache_salt`.",
         False,
     )
-    page: bool = setting("Server", "Serve pages: at / to try it in a browser, at /docs about the API.", True)
+    page: bool = setting("Server", "Serve pages: / to chat, /docs about the API, /operations for operators.", True)
     cors_origins: Names = setting(
         "Server",
         "Origins whose pages may use the gateway from a browser, separated by commas; * for any. By default no other.",

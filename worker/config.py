@@ -57,7 +57,7 @@ class WorkerConfig:
     max_flush_interval_ms: Annotated[
         int,
         Setting(
-            "The longest flush_interval_ms, on busy processors; a value below it: it never grows.",
+            "How long flush_interval_ms may become on busy processors; if below flush_interval_ms, it never grows.",
             least=0,
         ),
     ] = 200
@@ -159,7 +159,7 @@ class WorkerConfig:
     dead_ttl_s: Annotated[
         float,
         Setting(
-            "How long a dead letter is kept: until the next one comes after that time, or for twice the time.",
+            "How long a dead letter is kept; up to twice as long if no further one comes.",
             above=0,
             most=MAX_DEAD_TTL_S,
         ),

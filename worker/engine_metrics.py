@@ -69,7 +69,7 @@ class EngineCollector(Collector):
             ),
             (
                 "prefix_cache_hits",
-                "Tokens of these queries that were found; the others were computed.",
+                "Tokens that sequences found in the prefix cache as they started; the others were computed.",
                 stats.prefix_hits_total,
             ),
             ("engine_drafted_tokens", "Drafted tokens that were verified.", stats.drafted_tokens_total),

@@ -66,7 +66,7 @@ class WorkerMetrics:
         self.claims = self._counter("claims", "Requests taken on.")
         self.resumed = self._counter("resumed_requests", "Requests taken on that another worker had begun.")
         self.inexact = self._counter(
-            "inexact_requests", "Those that a worker of another arithmetic had begun, or continued."
+            "inexact_requests", "Requests taken on that a worker of another arithmetic had begun, or continued."
         )
         self.duplicates = self._counter("duplicate_entries", "Second entries of a request, dropped.")
         self.handed_back = self._counter(
@@ -96,11 +96,11 @@ class WorkerMetrics:
     def _count_tokens(self) -> None:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens in the usage of requests that ended here.")
         self.cached_tokens = self._counter(
-            "prompt_tokens_cached", "Prompt tokens in that usage that the prefix cache saved."
+            "prompt_tokens_cached", "Prompt tokens that the prefix cache saved, of requests that ended here."
         )
         self.generation_tokens = self._counter(
             "generation_tokens",
-            "Completion tokens in that usage, whichever worker generated them.",
+            "Completion tokens in the usage of requests that ended here, whichever worker generated them.",
         )
         self.prompt_lengths = self._lengths("request_prompt_tokens", "Prompt tokens per request that ended here.")
         self.reply_lengths = self._lengths(

@@ -143,7 +143,7 @@ def license_page(packages: Mapping[str, Iterable[Package]]) -> str:
         "<!-- Written by `make sbom` from the packages' own metadata. -->",
         "",
         "Penstock itself is under Apache-2.0. Each package's licence text is in its `*.dist-info` folder in the image,",
-        "its version in `constraints/image-*.txt`. An image also holds its base, `python:3.12-slim`: Debian",
+        "its version in `constraints/image-*.txt`. An image also holds its base, `python:3.12-slim-trixie`: Debian",
         "(`/usr/share/doc/*/copyright`) and CPython. libtpu and NVIDIA's libraries are under their makers' own terms:",
         "read them before you pass such an image on. The images of workers are `cpu`, `tpu` and `cuda`; the other",
         "one is `gateway`.",

@@ -39,7 +39,7 @@ With `Accept: application/openmetrics-text` they are OpenMetrics, otherwise Prom
   queues nobody serves (`penstock_gateway_queue_served`).
 """
 
-_SHARED = "It also has a worker's `penstock_build_info` and `penstock_log_lines_dropped_total`.\n"
+_SHARED = "A gateway also has a worker's `penstock_build_info` and `penstock_log_lines_dropped_total`.\n"
 _PROCESS = "process_"  # metrics of the Prometheus client library, which documents them
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 _KINDS = {"counter": "Counters", "gauge": "Gauges", "histogram": "Histograms", "info": "Always 1"}

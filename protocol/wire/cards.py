@@ -12,8 +12,8 @@ from penstock.protocol.wire.values import explain
 class ModelCard(BaseModel):
     """What the workers of a queue serve, and within which limits. A field that a worker does not know is None.
 
-    Digests are the first 32 hex digits of SHA-256. Equal digests mean equal content, except that the weights' digest
-    covers samples of their files: an edit that leaves all sampled bytes unchanged goes unnoticed.
+    Digests are the first 32 hex digits of SHA-256; `arithmetic` has 16. Equal digests mean equal content, except that
+    of the weights, which covers samples of their files: an edit that leaves all sampled bytes unchanged goes unnoticed.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
@@ -24,7 +24,7 @@ class ModelCard(BaseModel):
     version: str  # of Penstock
     revision: str | None = None  # of a model from the hub
     weights: str | None = None  # digest
-    tokenizer: str | None = None  # digest of its files
+    tokenizer: str | None = None  # digest of it as loaded
     template: str | None = None  # digest of the chat template; None: the model takes no messages
     template_limits: str | None = None  # what the template cannot do: names, with spaces between
     template_rules: str | None = None  # version and limits by which messages are made to fit the template
