@@ -32,8 +32,8 @@ COPY tools tools
 COPY cli cli
 RUN /opt/build/bin/python -m hatchling build --target wheel --directory /dist \
     && /opt/penstock/bin/pip install --disable-pip-version-check --no-index --no-deps /dist/*.whl
-# On a CPU, attention and matmuls are C++. Built here for each kind of processor, no worker needs a compiler, or the minutes
-# that it takes; on an accelerator nobody calls them.
+# On a CPU, attention and matmuls are C++. They are built here for each kind of processor, so
+# that no worker needs a compiler, or the minutes that compiling takes. On an accelerator nothing calls them.
 RUN case "${IMAGE}" in cpu) ;; *) exit 0 ;; esac; \
     apt-get update && apt-get install --yes --no-install-recommends g++ && /opt/penstock/bin/python -m penstock.engine.kernels.cpu
 
@@ -63,7 +63,7 @@ ENV PATH=/opt/penstock/bin:$PATH \
     PENSTOCK_HEALTH_PORT=8080 \
     PENSTOCK_GATEWAY_HOST=*
 # XDG_CACHE_HOME puts models by name into /var/cache/penstock/models. A container has a network of its own, and probes,
-# scrapers and clients come from outside of it; --network host is yours to bound.
+# scrapers and clients come from outside of it. With --network host, restrict access yourself.
 USER 10001:10001
 EXPOSE 8000 8080
 STOPSIGNAL SIGTERM

@@ -28,7 +28,7 @@ help:  ## show this list
 demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
-# One process more than the two cores that it is made for: some tests wait for servers, others compute.
+# Made for machines of two cores. There is one process more, because some tests wait for servers while others compute.
 DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
 MARKS = $(DEFAULT)
 PYTEST = $(BIN)/python -m pytest -q -m "$(MARKS)" -n 3 --dist worksteal
@@ -91,7 +91,7 @@ chaos: $(VENV)/worker.stamp  ## kill, freeze and cut off workers for minutes, an
 	@$(BIN)/penstock chaos --requests 5000 --kills 100 --zombies 50 --restarts 5 --losses 200 $(CHAOS)
 	@$(BIN)/penstock chaos --engine model --requests 60 --kills 6 --zombies 3 --restarts 1 --losses 10 --workers 3 $(CHAOS)
 
-bench: $(VENV)/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
+bench: $(VENV)/dev.stamp  ## measure engine, neighbours, CPU kernels, host, sampling, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.cpu_kernels
@@ -100,10 +100,10 @@ bench: $(VENV)/dev.stamp  ## measure engine, host, service and gateway; BENCH="-
 	@$(BIN)/python -m benchmarks.service $(BENCH)
 	@$(BIN)/python -m benchmarks.gateway
 
-bench-peers: $(VENV)/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
+bench-peers: $(VENV)/dev.stamp  ## measure the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
 	@$(BIN)/python -m benchmarks.peers.run $(BENCH)
 
-bench-gpu: $(VENV)/dev.stamp  ## on a GPU: the engine's steps against what the card can do, and beside transformers (docs/gpu.md)
+bench-gpu: $(VENV)/dev.stamp  ## on a GPU, measure the engine's steps against what the card can do, and beside transformers (docs/gpu.md)
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)
 	@$(BIN)/python -m benchmarks.gpu peers
 
@@ -166,7 +166,7 @@ sbom: $(VENV)/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.
 release: $(VENV)/dev.stamp $(VENV)/release.stamp  ## make sdist, wheels with kernels (for aarch64 with g++-aarch64-linux-gnu, tried in qemu-user), notes and a tag, and upload nothing; RELEASE=--rehearse makes no tag
 	@TWINE=$(VENV)/release/bin/twine $(BIN)/python deploy/release/release.py $(RELEASE)
 
-image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs
+image:  ## build the container image for CPUs; IMAGE=tpu, cuda or gateway builds another one
 	docker build --tag penstock$(if $(filter-out cpu,$(IMAGE)),:$(IMAGE)) --build-arg IMAGE=$(IMAGE) \
 	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' protocol/version.py) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .

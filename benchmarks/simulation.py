@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[3.0, 6.0], help="of the traces that are foretold")
     parser.add_argument("--fitted-rate", type=float, default=4.5, help="of the traces whose steps are recorded")
     parser.add_argument("--fitted-requests", type=int, default=32)
-    parser.add_argument("--paced", action="store_true", help="a timer for a device; --model says no more than the ids")
+    parser.add_argument("--paced", action="store_true", help="a timer as the device; --model gives token ids only")
     parser.add_argument("--keep", type=Path, help="write the step times fitted to all that was recorded to this file")
     parser.add_argument("--steps", type=Path, help="foretell by the step times in this file, and record none")
     arguments = parser.parse_args()

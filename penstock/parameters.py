@@ -2,7 +2,7 @@
 
 Here are those that the engine honours; `protocol.wire.parameters` adds those of prompts, forms and the queue. What
 callers pass, fields on the wire and over HTTP, the engine's checks, options of `penstock send` and the table in
-docs/wire.md follow.
+docs/wire.md all follow from these declarations.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SENT: tuple[Taker, ...] = (*OPENAI, "send")
 ALL: tuple[Taker, ...] = (*SENT, "messages")
 
 MODEL = "model"
-"""Where such a parameter is left out, the model's `generation_config.json` says its value."""
+"""In `otherwise`: if the parameter is left out, the model's `generation_config.json` gives its value."""
 
 FIRST = "0.1"
-"""The version that brought most of them."""
+"""The version that introduced most parameters."""
 
 INT64 = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -40,6 +40,7 @@ class Parameter:
         least, most: its bounds; those of a map are of its values.
         above: what it exceeds, in the place of `least`.
         default: its value where it is left out; None: `otherwise` says what holds then.
+        otherwise: what holds where it is left out and has no default.
         takers: who takes it under this name and in this form.
         values: what it can be, where type and range do not tell.
         more: what docs/wire.md adds to the text.

@@ -1,13 +1,13 @@
 """What signals mean to `penstock worker`, `gateway` and `serve`, from the first line of Python to the last.
 
-SIGTERM and SIGINT stop: the first one drains, what comes within `SAME_STOP_S` of it is the same stop (npm, GNU
-`timeout`, a terminal's group send twice), and a later one aborts. SIGHUP stops too where the terminal that the process
-was started at is gone; else it has the service read again what may have changed on disk. A SIGHUP or SIGINT that was
-ignored when the process began stays so (`nohup`, a shell's `&`).
+SIGTERM and SIGINT stop the service. The first one begins the drain. Another one within `SAME_STOP_S` counts as the same
+stop, because npm, GNU `timeout` and a terminal's process group send it twice. A later one aborts. SIGHUP also stops the
+service if the terminal that it was started at is gone; otherwise, the service reads again what may have changed on
+disk. If SIGHUP or SIGINT was ignored when the process began (`nohup`, a shell's `&`), it stays ignored.
 
-Handlers are Python's own, not those of an event loop: before there is one a stop ends the process at once, as process 1
-of a container too, to which the system delivers nothing that has no handler; and once it is closed they still stand.
-Nothing is imported here but what is loaded anyway, so that this is early.
+The handlers are Python's own, not those of an event loop. Before there is a loop, a stop ends the process at once, even
+as process 1 of a container, to which the system delivers only signals with a handler. Once the loop is closed, they are
+still there. The module imports only what is loaded anyway, so that it can run early.
 """
 
 import os
@@ -23,14 +23,14 @@ from typing import Protocol
 SAME_STOP_S = 1.0
 """Time within which a second stop counts as the first one, arriving twice."""
 
-_HANG_UP_S = 0.25  # what it may take until a terminal that hangs up can be seen to
+_HANG_UP_S = 0.25  # how long a terminal that hangs up may still look open
 _SERVICES = ("worker", "gateway", "serve")
 
 Act = Callable[[], object]
 
 
 class Loop(Protocol):
-    """The part of an event loop that is needed here: importing asyncio takes a moment."""
+    """The part of an event loop that is needed here. It is spelled out because importing asyncio takes a moment."""
 
     def call_soon_threadsafe(self, callback: Act, /) -> object: ...
 
@@ -79,7 +79,7 @@ class Stopping:
 
     @contextmanager
     def serving(self, loop: Loop, stop: Act, reload: Act) -> Iterator[None]:
-        """Within it signals are for a service. After it they do nothing: the process ends as it is about to.
+        """Lets signals stop or reload a service within the block. After it they do nothing: the process ends anyway.
 
         Args:
             loop: calls the other two.
@@ -92,7 +92,7 @@ class Stopping:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Blocks signals within the block and waits for them. After it they do nothing, as after `serving`."""
+        """Makes signals do nothing after the block, as after `serving`. Within it, the caller may fetch them itself."""
         try:
             yield
         finally:
@@ -153,8 +153,8 @@ def _nothing() -> None: ...
 
 @contextmanager
 def _woken(loop: Loop) -> Iterator[None]:
-    """Within it each signal wakes the loop. Else one that comes just before the loop begins to wait, or that the system
-    gives to another thread, would be handled when something else wakes it.
+    """Lets each signal wake the loop within the block. Otherwise, a signal that comes just before the loop begins to
+    wait, or that the system gives to another thread, would be handled only when something else wakes the loop.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

@@ -238,8 +238,8 @@ def own_path() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_logs() -> Iterator[None]:
-    """Undoes after each test the logging that a command or server of the test set up: where that wrote, or to a later
-    test's stdout, lines of clients in other tests would go; and what servers leave out, later tests would miss.
+    """Undoes after each test the logging that a command or server in it set up. Otherwise, what clients log in later
+    tests would go where that logged, or to another test's stdout, and later tests would lack lines that servers omit.
     """
     libraries = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")]
     levels = [logger.level for logger in libraries]
@@ -255,8 +255,8 @@ def own_logs() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forgets after each module what functions of tests cached: chat templates hold a process each, programs much
-    memory. What helpers cache is for all modules.
+    """Clears after each module the caches of its own functions, because each chat template holds a process, and
+    programs hold much memory. The caches of helpers are for all modules.
     """
     yield
     for value in vars(request.module).values():

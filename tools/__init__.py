@@ -1,4 +1,5 @@
-"""What nobody who serves has to load: benchmarks, the chaos test, and the planner of deployments.
+"""Tools that serving does not need: `penstock bench`, `chaos`, `map` and `plan`.
 
-The command line imports these when it runs their commands. They may import every other folder, and none imports them.
+The command line imports each of them only when it runs its command. They may import every other folder, and no other
+folder imports them.
 """

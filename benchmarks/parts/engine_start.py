@@ -12,7 +12,7 @@ from penstock.serving import garbage
 
 
 def main() -> None:
-    """Prints as JSON the seconds of imports, counted from `SINCE`, of loading and of warm-up."""
+    """Prints as JSON the seconds of imports, counted from the time in the last argument, of loading and of warm-up."""
     folder, dtype, cache, since_s = sys.argv[1:]
     with garbage.paused():
         import_module("penstock.cli.shared.serve")  # what the command needs beside the engine

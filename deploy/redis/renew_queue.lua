@@ -3,7 +3,7 @@
 --   redis-cli --user admin --askpass --eval renew_queue.lua 'penstock:{QUEUE}:requests'
 --
 -- One step on the server: no entry is lost and none is added in between. Workers read all entries again, and go on with
--- each request where its reply ends. An entry that is dated after the server's clock gets an id of now.
+-- each request where its reply ends. An entry that is dated after the server's clock gets an id of the current time.
 local queue, fresh = KEYS[1], KEYS[1] .. ':fresh'
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)

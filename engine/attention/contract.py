@@ -23,7 +23,7 @@ Prepared = Any
 class KVCacheSpec:
     """Number and contents of the pages of one kind; their layout is up to the implementation."""
 
-    num_layers: int  # layers in a page: one array for each, shared by groups of layers
+    num_layers: int  # arrays in a page, one for each layer of a group
     num_pages: int
     page_size: int
     num_kv_heads: int
@@ -120,7 +120,7 @@ class AttentionBackend(Protocol):
         return pages * spec.page_size, 1
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
-        """Returns an empty cache, which every step takes, donated, and returns."""
+        """Returns an empty cache. Every step takes the cache as a donated argument, and returns the new one."""
         arrays = self.cache_arrays(spec)
         cache: tuple[LayerCache, ...] = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), arrays)
         return cache
@@ -149,6 +149,6 @@ class AttentionBackend(Protocol):
         Without keys and values the pages are only read: an earlier layer of the step has written this layer's to them.
         A token attends to itself and to everything before it in its sequence that `options` let it see. Pages wholly
         behind a window may belong to other sequences by now, and their contents must not affect the result. Rows of
-        padding tokens are undefined. A NaN among the keys spoils later rows of its own sequence. No NaN may remain in
-        the pages after its sequence in such a way that it spoils rows of the next one.
+        padding tokens are undefined. A NaN among the keys spoils later rows of its own sequence. What a sequence leaves
+        in its pages, a NaN too, must not spoil rows of the sequence that gets the pages next.
         """

@@ -128,7 +128,7 @@ def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) 
 def _padded_heads(num_kv_heads: int, dtype: str) -> int:
     """Returns the smallest number of KV heads, at least `num_kv_heads`, whose K and V fill the kernel's tiles.
 
-    The kernel takes 2, 4, 8 or a multiple of 8 rows of 32 bits for the heads of a token.
+    For the K and V heads of a token, the kernel takes 1, 2, 4 or a multiple of 8 rows of 32 bits.
     """
     packing = 4 // jnp.dtype(dtype).itemsize
     heads = num_kv_heads

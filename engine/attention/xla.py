@@ -96,8 +96,8 @@ class XlaAttention(AttentionBackend):
 def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array, kv_scales: KVScales | None) -> _Pages:
     """Returns the pages with this step's keys and values.
 
-    What an earlier sequence left in a page is masked. For a NaN among its keys that replaces the score, but a NaN among
-    its values would survive a weight of 0. So within a sequence only keys pass a NaN on, to be noticed.
+    What an earlier sequence left in a page is masked. Masking replaces a score that is NaN because of such a key, but a
+    NaN among the values would survive a weight of 0, so none is written. Within a sequence, keys pass a NaN on.
     """
     page_size = pages.keys.shape[-1]
     page, place = slots // page_size, slots % page_size

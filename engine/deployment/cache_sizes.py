@@ -51,10 +51,10 @@ def with_pages(deployment: Deployment, free_bytes: int) -> CacheSpec:
 
 
 def check_pages(deployment: Deployment, spec: CacheSpec, free_bytes: int, of_bytes: int, device: str) -> None:
-    """Checks the pages that settings ask for against what weights leave of each device's `of_bytes`.
+    """Checks that the pages fit into `free_bytes`, which is what the weights leave of each device's `of_bytes`.
 
     Raises:
-        ConfigError: they do not fit; it names what would.
+        ConfigError: they do not fit. The message says how much would.
     """
     num_bytes = deployment.pages_bytes(Amount(spec.counts))
     if num_bytes > free_bytes:

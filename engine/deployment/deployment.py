@@ -65,9 +65,9 @@ class Deployment:
     kv_dtype: str
     matmul_library: ctypes.CDLL | None  # kernels that the weights are packed for; None leaves matmuls to XLA
     fallback: str | None  # why the C++ kernels of `auto` are unavailable; None if nothing is missing
-    instructions: str | None  # that multiply bf16 in C++ kernels that are used; None: there are none
+    instructions: str | None  # with which the C++ kernels in use multiply bf16; None: no such kernels are used
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
-    timed: tuple[str, ...] = ()  # what times at the start chose (`quickest`)
+    timed: tuple[str, ...] = ()  # what was chosen by times measured at the start (`quickest`)
 
     @property
     def platform(self) -> str:
@@ -265,7 +265,7 @@ def deploy(
     progress: ReportProgress = silent,
 ) -> Deployment:
     """Lays out `model` on `devices`. The default is the first of this process's devices, as many as one copy needs.
-    `progress` is called if kernels are compiled for it.
+    `progress` is called if kernels have to be compiled.
 
     Raises:
         ConfigError: the model cannot be split this way, there are too few devices, the page table is too large, or int8

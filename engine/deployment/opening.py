@@ -54,7 +54,7 @@ def _tokenizer(path: Path, config: EngineConfig, vocab_size: int) -> Tokenizer:
 
 
 def _ended_by(making: Future[Tokenizer], progress: ReportProgress | None) -> ReportProgress:
-    """Returns `progress`, which then ends the loading of a large model as soon as its tokenizer turns out unusable."""
+    """Wraps `progress`, so that the loading of a large model ends as soon as its tokenizer turns out to be unusable."""
 
     def report(done: int, total: int, what: str) -> None:
         if making.done():

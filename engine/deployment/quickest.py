@@ -17,10 +17,11 @@ _MOST_FEATURES = 2048  # of the weights that are timed, in and out: enough to te
 
 
 def with_quickest(deployment: Deployment) -> Deployment:
-    """Times C++'s matmuls against XLA's, and leaves them to XLA where it is the quicker. Attention stays.
+    """Times the matmuls of the C++ kernels against XLA's, and leaves them to XLA if it is quicker. Attention stays with
+    its kernel.
 
-    Nothing is timed with `same_tokens` on, where the settings name the matmul, or where XLA is known to be slower: it
-    unpacks quantized weights, and multiplies by every expert's.
+    Nothing is timed if `same_tokens` is on, if the settings name the matmul, or if XLA is known to be slower: it
+    unpacks quantized weights, and multiplies by the weights of every expert.
     """
     config, library, sizes = deployment.config, deployment.matmul_library, _inner_sizes(deployment.model)
     if config.same_tokens or config.matmul != "auto" or library is None or deployment.model.is_packed or not sizes:

@@ -9,7 +9,7 @@ import numpy as np
 
 ALIGNMENT = 64  # bytes: a CPU device takes memory at a multiple of it without a copy
 PIECE_BYTES = 2**22  # of a file that are read at once
-LARGE_BYTES = 2**22  # as numpy has it
+LARGE_BYTES = 2**22  # from this size on, numpy too asks for huge pages
 _COLUMNS = 16  # of a transposed array that are copied at once: so many rows of its memory stay in the first-level cache
 
 

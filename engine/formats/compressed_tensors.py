@@ -1,6 +1,6 @@
 """The compressed-tensors format (github.com/neuralmagic/compressed-tensors), which llm-compressor writes.
 
-`config_groups` says how the Linears in its `targets` are quantized. The stored tensors tell which ones are:
+`config_groups` says how the Linears in its `targets` are quantized. The stored tensors tell which of these are:
 
 | format | tensors of a Linear `[out, in]` |
 | --- | --- |
@@ -8,11 +8,11 @@
 | int-quantized, naive-quantized | `weight`, i8 |
 | float-quantized, naive-quantized | `weight`, float8_e4m3fn |
 
-Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added.
-Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel); fp8 also has one for all or one per block. An
-asymmetric one has `weight_zero_point`: like the codes, packed along `out`. `weight_g_idx` is the group of each feature.
-If `input_activations` are int8 with a dynamic scale for each token, int8 and int4 weights are multiplied by activations
-quantized so. Any other activations are as the model computes them.
+Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added. Each Linear has a `weight_scale`:
+`[out, in / group]`, or `[out, 1]` (per channel); fp8 may also have a single scale, or one per block. An asymmetric one
+has a `weight_zero_point`, which is stored like the codes, but packed along `out`. `weight_g_idx` is the group of each
+feature. If `input_activations` are int8 with a dynamic scale for each token, activations are quantized so before int8
+and int4 weights are multiplied by them. Any other activations stay as the model computes them.
 """
 
 from __future__ import annotations

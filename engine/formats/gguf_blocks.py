@@ -68,7 +68,7 @@ def _half(first: int) -> Callable[[_Blocks], np.ndarray]:
 
 
 def _negated_half(first: int) -> Callable[[_Blocks], np.ndarray]:
-    """Reads a value that is added as a minimum, which is subtracted."""
+    """Reads a value that the format adds, and negates it, because minimums are subtracted."""
     return lambda blocks: -_half(first)(blocks)
 
 
@@ -95,7 +95,7 @@ def _fifth_bits(first: int) -> Callable[[_Blocks], np.ndarray]:
 
 
 def _fifth_bits_k(blocks: _Blocks) -> np.ndarray:
-    """Reads the fifth bits of Q5_K: a byte for each of 32 features, with a bit for each group of 32."""
+    """Reads the fifth bits of Q5_K: byte i has one bit for feature i of each of eight groups of 32."""
     held = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(1)).reshape(*blocks.shape[:2], -1), 1)
 
@@ -105,7 +105,7 @@ def _low_bits_6(blocks: _Blocks) -> np.ndarray:
 
 
 def _high_bits_6(blocks: _Blocks) -> np.ndarray:
-    """Reads the high bits of Q6_K: a byte for each of 32 features, with two bits for each group of 32; twice."""
+    """Reads the high bits of Q6_K: in each half, byte i has two bits for feature i of each of four groups of 32."""
     held = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(3)).reshape(*blocks.shape[:2], -1), 2)
 

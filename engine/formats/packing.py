@@ -43,7 +43,7 @@ OFFSETS = ("none", "zeros", "minimums")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The form of a weight `[out, in]`, as arrays that `leaf_shapes` names. A value of it is one of
+    """The form of a weight `[out, in]`, as arrays that `leaf_shapes` names. An element of the weight is one of
 
         scale * (code - zero)           with `zeros`, or with the constant of ZERO
         scale * code - minimum          with `minimums`

@@ -34,7 +34,9 @@ def unsupported(name: str, value: object, why: str = "") -> ConfigError:
 
 
 def quantization_of(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the `quantization_config` of a config.json, which may be inside its text model's; None if there is none.
+    """Returns the `quantization_config` of a config.json, or its `compression_config`; None if it has neither.
+
+    Either may also be inside `text_config`.
 
     Raises:
         ConfigError: it is not an object.

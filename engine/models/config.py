@@ -210,7 +210,7 @@ class ExpertsConfig:
     bias: bool = False  # of the router, and of each expert
     scores: str = "softmax"  # of the router's logits: over all experts, or `sigmoid`, for each by itself
     normalized: bool = False  # the scores of the chosen are divided by their sum
-    added_to_sum: float = 1e-20  # to the sum that scores are divided by, unless they are softmax's alone
+    added_to_sum: float = 1e-20  # to the sum that scores are divided by; not if only softmax decides (`route`)
     scale: float = 1.0  # of the weights
     has_correction: bool = False  # a learned value per expert is added to its score, only for the choice
     num_groups: int = 1  # groups of experts; only the best `groups_chosen` of them are eligible

@@ -68,8 +68,8 @@ class ResidualStream(NamedTuple):
 
     @staticmethod
     def serve(config: ModelConfig) -> bool:
-        """Checks whether every layer is twice a norm, matmuls over all features, and a matmul that returns all
-        features.
+        """Checks whether every layer has two halves, each of a norm, matmuls over all features, and a matmul that
+        returns all features.
         """
         return config.hidden_size % (2 * _LANES) == 0 and all(map(_is_served, config.blocks))
 

@@ -165,7 +165,7 @@ class _Process:
         self._socket.close()
 
     def _status(self) -> int | None:
-        """Returns the status of a process that has closed its end, the last thing that it does."""
+        """Returns the exit status of a process that has closed its end of the socket, which it does last."""
         try:
             return self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -175,7 +175,7 @@ class PromptBudget:
 
     @contextmanager
     def reserved(self, count: int, context: int) -> Iterator[None]:
-        """Keeps the time that `count` tokens after `context` others attend from what is taken within the block."""
+        """Keeps back, within the block, the time that attention takes for `count` tokens after `context` others."""
         seconds = 0.0 if self.times is None else count * context * self.times.pair_s
         self.left_s -= seconds
         try:

@@ -132,7 +132,7 @@ class Scheduler:
         """Appends the token that a row sampled; None if it sampled none.
 
         Call it once for each row of each step of a plan, in order, unless its sequence has finished meanwhile. Then
-        call it once for each accepted draft of the row, with the token sampled after it.
+        call it once for each accepted draft of the row, with `is_behind_draft` and the token sampled after that draft.
 
         A sequence that was preempted meanwhile takes its token like all others: it was computed from valid pages, and
         is part of what will be recomputed.
@@ -354,7 +354,8 @@ class Scheduler:
         return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
-        """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
+        """Gives `sequence` pages for its first `num_tokens` tokens. To do so, it preempts sequences from the back of
+        the running ones, and at last `sequence` itself.
 
         A lone sequence gets what is available: pages that its windows will move past are not free yet.
 

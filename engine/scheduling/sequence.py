@@ -142,7 +142,7 @@ class SequenceFailed(Exception):
 
 
 def _scores_prompt(request: Request, index: int) -> bool:
-    """Only the first choice scores the prompt, and not if an earlier run has sent the log-probabilities."""
+    """Whether a choice scores the prompt: only the first does, unless an earlier run has sent the log-probabilities."""
     is_new = not (request.generated and request.generated[index])
     return index == 0 and is_new and request.sampling.prompt_logprobs is not None
 

@@ -62,7 +62,7 @@ class StepClock:
         self._foretold_s.append(foretold_s)
 
     def ended(self) -> None:
-        """Notes that the device has finished its first step: the host waited for the results."""
+        """Notes that the device has finished the first of its queued steps, for whose results the host waited."""
         now_s = self._now_s()
         foretold_s = self._foretold_s.popleft()
         if foretold_s and self._foretold_s and self._foretold_s[-1] is not None:  # the wait was not for a grammar

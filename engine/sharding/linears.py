@@ -214,7 +214,7 @@ def _pad_inside(linear: GroupedLinear, leaf: str, path: ParamPath, placement: Pl
 
 
 def _changed(change: Callable[[Any], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:
-    """Returns what is made of an array or of several, or its shape, as it will be at `path`."""
+    """Applies `change` to an array or to several; lays the result out as at `path`. For shapes, returns its shape."""
     shape = jax.eval_shape(change, value)
     sharding = None if placement is None else placement.sharding(logical_axes(path, len(shape.shape)))
     if not isinstance(jax.tree.leaves(value)[0], jax.ShapeDtypeStruct):

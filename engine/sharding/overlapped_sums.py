@@ -80,10 +80,10 @@ def _sum_parts(placement: Placement, x: jax.Array, kernels: _Parts, *, ends_laye
 
 
 def _sum_parts_of_device(x: jax.Array, kernels: _Parts, over: tuple[str, ...], *, stays: bool) -> _Parts:
-    """Rounds each device's part before the sum, because SparseCores do not round.
+    """Computes this device's parts and sums each over all devices.
 
-    If the last part `stays` with the program, and in VMEM, it is scattered and gathered, which SparseCores are not
-    given.
+    Parts are rounded before the sum, because SparseCores do not round. If the last sum `stays` with the program, in
+    VMEM, it is a scatter and a gather, which the compiler does not give to SparseCores.
     """
     *first, last = (jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype) for kernel in kernels)
     if not first:

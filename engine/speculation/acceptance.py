@@ -10,7 +10,7 @@ _AT_FIRST = 0.5
 
 
 class Acceptance:
-    """The share of right tokens among drafted ones that follow right ones only. The newest count most."""
+    """The share of right tokens among the drafted ones before which all were right. The newest count most."""
 
     __slots__ = ("_before", "_right", "_tried")
 

@@ -88,7 +88,7 @@ class Speculation:
         return self._can_pay[num_rows, turn]
 
     def _worth_it(self, sequences: Collection[Sequence], pace: Pace, room: int) -> Iterator[Sequence]:
-        """Yields the sequence whose next drafted token to verify, repeatedly, the most likely ones first."""
+        """Yields a sequence for each drafted token that is worth verifying, the likeliest tokens first."""
         chances = sorted(self._chances(sequences), key=lambda chance: -chance[0])[:room]
         num_pairs = sum(sequence.num_tokens for sequence in sequences)
         count = pace.num_drafts(len(sequences), num_pairs, [chance for chance, _ in chances], self._clock.turn_s)
@@ -120,9 +120,10 @@ class Speculation:
         return record
 
     def _draft(self, sequence: Sequence) -> Draft:
-        """Drafts tokens, without impossible ones, and cut before a token that ends the sequence.
+        """Drafts tokens, up to the first impossible one or one that ends the sequence.
 
-        Tokens in flight come first: with several steps in one dispatch there are as many as a draft may have.
+        The draft begins in place of the tokens in flight, and may be longer by their number: several steps in one
+        dispatch may leave as many in flight as a draft can have.
         """
         ends = sequence.request.sampling.stop_ids(self._eos_token_ids)
         most = self._max_tokens + sequence.num_in_flight

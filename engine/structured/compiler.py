@@ -98,7 +98,7 @@ class _Tools:
         self._sandbox.start()
 
     def compile(self, source: str) -> Grammar:
-        """Compiles a grammar. Raises RequestEnded too."""
+        """Compiles a grammar. Raises what `GrammarCompiler.compile` does, and RequestEnded."""
         answer = self._sandbox.ask(source)
         if "text" not in answer:
             raise InvalidRequest(refusal(answer.get("refused") or answer["failed"]))

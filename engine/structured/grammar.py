@@ -88,7 +88,7 @@ class Matcher:
         self, state: LLMatcher, can_end: bool, num_renewals: int = 0, num_lexers: int = 1, *, may_guess: bool = False
     ) -> None:
         self.state = state  # for the code that fills masks
-        # Whether its lexer may see text that never comes: the reply gets another one once that has filled it.
+        # Whether its lexer may also read guessed text. If such text fills the lexer, the reply gets another one.
         self.may_guess = may_guess
         self.num_tokens = 0  # tokens taken
         self.num_renewals = num_renewals  # of its grammar when it was made

@@ -155,7 +155,5 @@ def test_each_prompt_alone_gives_what_it_gives_among_others(llm: LLM) -> None:
 def test_greedy_answers_stay_and_sampled_ones_differ(llm: LLM) -> None:
     assert llm.generate("What is 347 + 85?", temperature=0).text == "347 + 85 = 432"
     assert llm.generate(STORY, temperature=0).text == llm.generate(STORY, temperature=0).text
-    assert (
-        llm.generate(STORY, temperature=1.0, max_tokens=60).text
-        != llm.generate(STORY, temperature=1.0, max_tokens=60).text
-    )
+    sampled = llm.generate([STORY] * 8, temperature=1.0, max_tokens=60)  # now and then two stories are the same
+    assert len({result.reply.text for result in sampled if result.reply is not None}) > 1

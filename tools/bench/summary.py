@@ -25,7 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Spread | None:
-        """Returns None for no values."""
+        """Returns the distribution of these values; None if there are none."""
         values_ms = np.asarray(list(seconds), dtype=np.float64) * 1000
         if not values_ms.size:
             return None

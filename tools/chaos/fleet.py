@@ -137,8 +137,8 @@ class Fleet:
         await asyncio.gather(*(slot.waking for slot in self.slots if slot.waking is not None))
 
     async def drain(self) -> None:
-        """Sends SIGTERM to all workers once none is frozen. One that had joined and exits with another status than 0 is
-        a trouble.
+        """Sends SIGTERM to all workers once none is frozen. If one had joined and exits with a status other than 0,
+        that is recorded in `History.troubles`.
         """
         await self.wait_awake()
         self._is_closing = True

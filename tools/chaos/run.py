@@ -206,7 +206,7 @@ def _tell(progress: ReportProgress, plan: FaultPlan, num_ended: int) -> None:
 
 
 async def _forget(redis: RedisClient, history: History, queue: str) -> None:
-    """Deletes what the run wrote, as a guest."""
+    """Deletes what the run wrote on a server that is not its own."""
     pipeline = redis.pipeline(transaction=False)
     for request_id in history.records:
         for key in (keys.reply, keys.state, keys.cancel):
@@ -214,7 +214,7 @@ async def _forget(redis: RedisClient, history: History, queue: str) -> None:
         pipeline.delete(keys.seen(queue, request_id))
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
-    of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of tenants that wait there are none
+    of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # no tenant waits, so none has a lane
     of_lanes = (
         *of_tenants, keys.backlog, keys.load, keys.workers, keys.homes, keys.room, keys.passed, keys.orphaned,
     )  # fmt: skip

@@ -32,11 +32,11 @@ def open_rows(path: Path) -> Rows:
 
 
 def check_output(path: Path, rows: Rows) -> None:
-    """Passes if an output of this name has a place for the columns of these rows.
+    """Checks that an output of this name has a place for the columns of these rows.
 
     Raises:
-        MapError: it is of an unknown kind, of one whose columns have to be known before, or needs a package that is
-            missing.
+        MapError: its kind is unknown, or needs a package that is missing; or it needs columns that all rows have in
+            common, and these have none.
     """
     suffix = _kind(path)
     if suffix not in JSON_LINES and rows.header is None:

@@ -53,10 +53,10 @@ class JobFile:
             raise MapError(f"{self.path} can't be written: {error}") from error
 
     def check_same(self, asked: Mapping[str, Any]) -> None:
-        """Passes if rows are still asked for the same: an output holds replies of one kind.
+        """Checks that rows are asked for the same as before, because an output holds replies of one kind.
 
         Raises:
-            MapError: naming what differs.
+            MapError: something differs; the message names it.
         """
         names = [name for name in {**self.asked, **asked} if self.asked.get(name) != asked.get(name)]
         if names:

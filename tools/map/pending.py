@@ -28,6 +28,8 @@ class PendingRows:
         failed: those of rows that failed, with the ids of their requests. They are sent again, under other ids.
         passed_over: those of rows that failed and are not sent again.
         refuse: called with a row that makes no request, its id, and why.
+        num_done: rows found in `done` so far.
+        num_passed_over: rows found in `passed_over` so far.
     """
 
     rows: Rows
@@ -45,7 +47,7 @@ class PendingRows:
     _sent: dict[int, tuple[Row, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Returns how many are sent, as far as that is known before all rows were read."""
+        """Returns how many rows have to be sent, as far as that is known before all of them are read."""
         return max(0, self.total - len(self.done) - len(self.passed_over))
 
     def __iter__(self) -> Iterator[GenerateRequest]:

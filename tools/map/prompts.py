@@ -39,7 +39,7 @@ class PromptSource:
         """Checks what holds for every row.
 
         Raises:
-            MapError: two of them exclude each other, or the template can't be read.
+            MapError: two options exclude each other, or the template can't be read.
         """
         if self.column is not None and self.template is not None:
             raise MapError("a prompt comes from --column or from --template, not from both")

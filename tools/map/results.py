@@ -88,7 +88,7 @@ class AppendedFile(ABC):
         """Appends a record, and makes all records reach the disk within a second or so.
 
         Raises:
-            MapError: the disk is full, or another reason.
+            MapError: it can't be written, for example because the disk is full.
         """
         try:
             self._write(self.encode(record))

@@ -22,7 +22,7 @@ class Row:
     Attributes:
         number: counted from 1, without the header and empty lines.
         columns: what it holds, by column.
-        content: the same as bytes, from which the id of a row follows that makes no request.
+        content: the same as bytes; a row that makes no request gets its id from these.
         problem: why it makes no request; None: it may make one.
     """
 
@@ -46,7 +46,7 @@ class Rows(ABC):
         self.path = path
 
     def count(self) -> int:
-        """Returns how many rows there are. Raises like iterating."""
+        """Returns how many rows there are. Raises what iterating over them raises."""
         return sum(1 for _ in self)
 
     @abstractmethod

@@ -69,7 +69,7 @@ class MapJob:
 
     @classmethod
     def of(cls, options: MapOptions) -> Self:
-        """Checks all that can be checked without Redis.
+        """Makes a job, after checking everything that can be checked without Redis.
 
         Raises:
             MapError: an option or a file can't be used.
@@ -95,8 +95,8 @@ class MapJob:
         """Runs it to its end, from where an earlier run stopped.
 
         Raises:
-            MapError: a file can't be used, or the job was begun otherwise.
-            ConnectionLost, ServerRefused: Redis is away, or refuses for good; a later run goes on.
+            MapError: a file can't be used, or the job was begun with other options.
+            ConnectionLost, ServerRefused: Redis is away, or refuses for good; a later run continues.
         """
         options = self.options
         card = await client.model_card()

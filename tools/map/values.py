@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a text, as CSV and templates have it: nothing is empty, and what is not text is JSON."""
+    """Returns a value as text, for CSV and templates: None becomes an empty text, and anything but text JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     text = as_json(value)

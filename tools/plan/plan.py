@@ -214,7 +214,7 @@ def plan(
 
 
 def _made_of(layout: ModelLayout, topology: str, buckets: tuple[Bucket, ...], compile_s: float, context: int) -> Plan:
-    """Puts a plan together from where everything lies and what was compiled."""
+    """Makes the plan from the layout and the compiled functions."""
     deployment, compiler, config = layout.deployment, layout.compiler, layout.deployment.config
     estimates = _Estimates(layout, buckets)
     return Plan(

@@ -156,7 +156,7 @@ class FusedAttention(AttentionBackend):
         scratch_shapes: Scratch,
         cost: pl.CostEstimate,
     ) -> Sequence[jax.Array]:
-        """Calls the kernel; returns what `queries`, whose rows come first, attend to, and `held`, written in place."""
+        """Calls the kernel. Returns what the first of `queries` attends to, then `held`, updated in place."""
         vmem, anywhere = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
         called: Sequence[jax.Array] = pl.pallas_call(
             body,
@@ -193,7 +193,7 @@ def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, elements: PageElemen
         k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
     else:  # from here on in the layout that matmuls write
         k, v = _rows(k, layout.half), _rows(v, layout.half)
-    v = jnp.nan_to_num(v)  # a NaN would survive a weight of 0, and its sequence
+    v = jnp.nan_to_num(v)  # a NaN would survive a weight of 0, and outlive its sequence
     k, v = (x.astype(elements.new_dtype) for x in (k, v))
     return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
 
@@ -213,8 +213,8 @@ def _rows(x: jax.Array, lanes: int) -> jax.Array:
 
 
 def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEstimate:
-    """Estimates the cost for XLA's scheduler. Shapes do not tell the lengths of sequences: the estimate has as many
-    decoding sequences as possible, each at half of its table's capacity.
+    """Estimates the cost for XLA's scheduler. Shapes do not tell how long sequences are: the estimate assumes as many
+    decoding sequences as possible, each with half of the tokens that its table has room for.
     """
     num_tokens, num_heads, _ = q.shape
     page_size, width = held[0].shape[2:]

@@ -1,8 +1,9 @@
 """Decoding: the sequences with one query.
 
-Their blocks of keys are one list, sequence after sequence. An iteration takes several blocks of it, whosever they are,
-while those of the next iterations are fetched: so short sequences share what an iteration costs, and a long one waits
-for none. All blocks of an iteration have their tokens in one block of tokens; places behind them stay empty.
+Their blocks of keys form one list, sequence after sequence. An iteration takes the next few blocks of the list, of
+whichever sequences, while those of later iterations are being fetched. So short sequences share the cost of an
+iteration, and a long one waits for no other. All blocks of an iteration belong to tokens of one block of tokens; if
+there are too few of them, the last buffers stay empty.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Decode:
         self.items.blocks[slot] = block
         self.items.kv_lens[slot] = kv_len
         self.items.token_blocks[slot] = j
-        self.items.rows[slot] = jnp.where(seq >= 0, row, self.rows.num_tokens)  # behind all tokens: nobody's
+        self.items.rows[slot] = jnp.where(seq >= 0, row, self.rows.num_tokens)  # after all tokens: nobody reads it
 
     def _settle(self, slot: Int) -> None:
         """Waits for the write from a buffer, if there is one."""
@@ -153,15 +154,15 @@ class Decode:
             self.items.pending[slot] = 0
 
     def _new_key(self, slot: Int) -> Int:
-        """Returns the row of the buffer that the new token takes, or what is not a row of it."""
+        """Returns the row of the buffer that the new token takes; past the last row if that is in a later block."""
         row: Int = self.items.kv_lens[slot] - 1 - self.items.blocks[slot] * self.kv.sizes.keys
         return row
 
     def _take_in(self, slots: list[Int]) -> None:
-        """Writes the new tokens to their rows of buffers, if those are there.
+        """Writes each new token to its row, if that is in the token's buffer.
 
-        There are no branches, and all that changes is read before any of it is written: so the blocks of an iteration
-        are scheduled together.
+        There are no branches, and everything is read before anything is written, so that the compiler can schedule the
+        blocks of an iteration together.
         """
         num_heads, places = self.rows.num_heads, [self._place(slot) for slot in slots]
         held, new = self.kv.buffers.scales, self.rows.scales
@@ -183,13 +184,13 @@ class Decode:
         return Place(slot, quotient(held_key, sizes.rows), start, jnp.where(key == held_key, row, -1))
 
     def _with_row(self, place: Place, head: Int) -> tuple[Ref, jax.Array]:
-        """Returns the tile of a head's rows, and what it becomes with the new token's."""
+        """Returns the tile of a head's rows, and its contents with the new token's row."""
         rows = self.kv.buffers.codes.at[place.slot, place.piece, head, pl.ds(place.start, self.kv.tile_rows), :]
         row = jnp.where(place.row < 0, -1, place.row - place.start)
         return rows, self.kv.elements.with_row(rows[...], row, self.rows.new_row(head, self.items.rows[place.slot]))
 
     def _with_scales(self, held: Ref, new: Ref, place: Place, head: Int) -> tuple[Ref, jax.Array]:
-        """Returns the tile of a head's scales, and what it becomes with the new token's."""
+        """Returns the tile of a head's scales, and its contents with those of the new token."""
         pair = new[head, pl.ds(aligned(2 * self.items.rows[place.slot], 2), 2), :]
         return with_scales(held.at[place.slot, place.piece], head, place.row, pair)
 

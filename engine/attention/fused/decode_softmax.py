@@ -1,7 +1,7 @@
 """Softmax of decoding: a block of keys is summed up by itself, then joined to what its sequence has so far.
 
-So the sums of a sequence have one order, by its own blocks, whatever is computed beside them; and what several blocks
-compute at once does not wait for each other.
+So the sums of a sequence are taken in a fixed order, that of its own blocks, whatever is computed beside them. And
+blocks that are computed together do not wait for each other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Attended(NamedTuple):
 
     slot: Int
     row: Int  # the token's, in the block of tokens
-    is_first: Int  # of the token's blocks
+    is_first: Int  # whether it is the first of the token's blocks
     first: Int | None  # the first visible key of the block; may be negative. None: 0
-    end: Int  # may be behind the block
+    end: Int  # the end of the visible keys; may lie beyond the block
 
 
 class Sums(NamedTuple):
@@ -52,7 +52,7 @@ class DecodeSoftmax:
     values: Ref  # f32 [tiles, rows, query width]
 
     def attend(self, blocks: list[Attended]) -> None:
-        """Takes blocks of keys, in their order; the results so far of each are written to its token's rows."""
+        """Adds blocks of keys, in order. After each one, its token's result so far is written to the token's rows."""
         each_head(self.tiles.num, self.tiles_at_once, lambda tile: self._attend(tile, blocks))
 
     def _attend(self, tile: Int, blocks: list[Attended]) -> None:
@@ -77,8 +77,8 @@ class DecodeSoftmax:
     def _sums(self, tile: Int, block: Attended) -> Sums:
         """Sums up a block by itself.
 
-        The tile's KV heads share its rows: a head's query, or weight, is 0 in the rows of others. Zeros that are added
-        change no sum.
+        The tile's KV heads share its rows. In the rows of the other heads, a head's queries and weights are 0, so that
+        what is added there leaves the sums as they are.
         """
         q = self.rows.query(tile, block.row)
         row = lax.broadcasted_iota(jnp.int32, (self.tiles.rows, 1), 0)

@@ -32,7 +32,7 @@ class PageElements:
 
     @classmethod
     def on_chip(cls, dtype: str, device_kind: str | None) -> PageElements:
-        """Returns what serves a kind of device, as JAX names it."""
+        """Returns the elements for a kind of device, which is named as JAX names it."""
         return cls(dtype, FP8_OF_CHIPS.get(device_kind or "", FP8))
 
     @property
@@ -58,14 +58,14 @@ class PageElements:
         return codes.astype(self.new_dtype)
 
     def bits(self, new: jax.Array) -> jax.Array:
-        """Returns new elements, f32 of what `passed` returned, as i32 that have their bits lowest and zeros above."""
+        """Returns the bits of `new`, f32 of what `passed` returned: i32, with an element in the lowest bits."""
         if is_quantized(self.dtype):
             return new.astype(jnp.int32) & 0xFF
         word = pltpu.bitcast(new, jnp.int32)
         return word if self.rows_per_word == 1 else lax.shift_right_logical(word, 16)
 
     def with_row(self, rows: jax.Array, place: jax.Array, bits: jax.Array) -> jax.Array:
-        """Returns a tile's `rows` [rows, lanes] with `bits`, i32 [1, lanes], at row `place`; none if it is -1."""
+        """Returns a tile's `rows` [rows, lanes] with `bits`, i32 [1, lanes], at row `place`; -1: unchanged."""
         words, per_word = pltpu.bitcast(rows, jnp.int32), self.rows_per_word
         shift = (place & (per_word - 1)) * (32 // per_word)
         is_here = lax.broadcasted_iota(jnp.int32, (words.shape[0], 1), 0) == place >> (per_word.bit_length() - 1)
@@ -74,11 +74,11 @@ class PageElements:
         return pltpu.bitcast(jnp.where(is_here, others | (bits << shift), words), rows.dtype)
 
     def widened(self, rows: jax.Array) -> jax.Array:
-        """Returns f32 of a page's rows, as `passed` has it of new ones."""
+        """Returns a page's rows as f32, in the form in which `passed` gives new elements."""
         return (pltpu.bitcast(rows, jnp.int8) if rows.dtype == _PAGES_FP8 else rows).astype(jnp.float32)
 
     def narrowed(self, rows: jax.Array) -> jax.Array:
-        """Returns a page's rows of what `widened` has returned."""
+        """Converts rows in the form of `widened` to the type of pages."""
         return pltpu.bitcast(rows.astype(jnp.int8), self.dtype) if self.dtype == _PAGES_FP8 else rows.astype(self.dtype)
 
     def converted(self, rows: jax.Array, dtype: jnp.dtype) -> jax.Array:

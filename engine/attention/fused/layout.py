@@ -12,8 +12,8 @@ _SLOT_BYTES = 2 * 2**20  # for a buffer of keys and values of prefill; decode's 
 _MAX_KEYS_AT_ONCE = 256
 _MAX_DECODE_KEYS = 1024  # in all blocks that decode attends to at once
 _MAX_ROWS = 512  # query rows per KV head in a block
-_MAX_ROWS_AT_ONCE = 2048  # of all KV heads that prefill computes at once; fewer than half of _MAX_ROWS cost as many
-_MAX_HEADS_AT_ONCE = 16  # KV heads, those of each block of keys, that decode attends to in one go
+_MAX_ROWS_AT_ONCE = 2048  # of all KV heads that prefill computes at once; each counts as at least half of _MAX_ROWS
+_MAX_HEADS_AT_ONCE = 16  # KV heads that decode attends to in one go, counted again for each block of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class HeadLayout:
 
     @property
     def value_start(self) -> int:
-        """The first lane of what weights are multiplied with; packed, that has keys too."""
+        """The first lane of what weights are multiplied with. If K and V are packed, that includes K."""
         return 0 if self.is_packed else self.half
 
     @property
@@ -97,7 +97,7 @@ class BlockSizes:
     decode_tiles: HeadTiles
     tiles_at_once: int
     prefill: KeyBlockSizes
-    pieces_at_once: int  # a part of a block: what prefill attends to at once; compile time grows with it
+    pieces_at_once: int  # pieces in a part: what prefill attends to at once; compile time grows with it
     prefill_heads: int  # KV heads that prefill attends to at once
 
 
@@ -115,8 +115,8 @@ def blocks_for(
     max_blocks: int,
     max_queries: int,
 ) -> BlockSizes:
-    """Chooses the sizes. Blocks of decode have equally many keys for any `num_kv_heads`, where VMEM allows it: so sums
-    have one order on any number of devices.
+    """Chooses the sizes. Blocks of decode have the same number of keys for any `num_kv_heads`, if VMEM allows it.
+    So sums are taken in the same order on any number of devices.
     """
     tile, key_bytes = tile_rows(kv_dtype), num_kv_heads * width * jnp.dtype(kv_dtype).itemsize
     granule = LANES if is_scaled else tile
@@ -134,10 +134,10 @@ def blocks_for(
         num_queries //= 2
     heads = max(n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and (n == 1 or n * group <= SUBLANES))
     tiles = HeadTiles(heads, group, num_kv_heads // heads)
-    # What a block costs beside its keys is large against the bytes of 256 keys of 8 bits.
+    # A block of 256 keys of 8 bits has too few bytes for what a block costs besides.
     decode = keys_in(_MAX_KEYS_AT_ONCE * (2 if is_scaled else 1), 2 * _SLOT_BYTES)
     blocks = max(1, min(max_blocks, _MAX_HEADS_AT_ONCE // num_kv_heads, _MAX_DECODE_KEYS // decode.keys))
-    most_rows = _MAX_ROWS_AT_ONCE // (2 if is_scaled else 1)  # more of 8 bits spill for nearly nothing
+    most_rows = _MAX_ROWS_AT_ONCE // (2 if is_scaled else 1)  # with 8-bit codes more rows spill, and gain little
     return BlockSizes(
         num_queries=num_queries,
         tile_rows=tile,

@@ -51,7 +51,8 @@ class Buffers(NamedTuple):
 class PageBuffers:
     """Transfers between pages and buffers.
 
-    A piece of a buffer lies as in its page, one KV head after the other, so a whole one is one contiguous transfer.
+    A piece is laid out in a buffer as in its page, one KV head after the other. So a piece that is a whole page is one
+    contiguous transfer.
     """
 
     sizes: KeyBlockSizes
@@ -147,7 +148,7 @@ class PageBuffers:
                 lax.fori_loop(quotient(first_lane, LANES), quotient(end_lane, LANES), move, None)
 
     def _whole(self, seq: Int, block: Int, slot: Int, *, out: bool, is_wait: bool) -> list[Any]:
-        """Returns the copies of a whole block: unrolled, they start the quickest, and one wait does for all pieces."""
+        """Returns the copies of a whole block. Unrolled, they start soonest, and one wait is enough for all pieces."""
         scales = self._scales
         if is_wait:
             near = [self.buffers.codes] if scales is None else [self.buffers.codes, scales[0]]
@@ -216,7 +217,7 @@ class PageBuffers:
         """Calls `work` with the piece, the first row in it and the size of each part of a buffer's rows from `first` to
         `end`; with `is_partial`, `first` may lie inside a piece.
 
-        Parts are whole pieces; of a partial one, powers of two of tiles within it.
+        A whole piece is one part. A partial piece is divided into parts of a power of two of tiles each.
         """
         rows = self.sizes.rows
         first_piece: Int = 0
@@ -241,7 +242,7 @@ class PageBuffers:
 
 
 def quotient(value: Int, divisor: int) -> Int:
-    """Divides a value that is not negative: cheaper in scalar code than `//`, which minds the sign."""
+    """Divides a value that is not negative. In scalar code that is cheaper than `//`, which has to handle the sign."""
     if divisor & (divisor - 1) == 0:
         return value >> (divisor.bit_length() - 1)
     return lax.div(jnp.asarray(value, jnp.int32), jnp.int32(divisor))

@@ -33,7 +33,7 @@ class Span:
     seq: Int
     first: Int  # of the step's tokens
     end: Int
-    shift: Int  # added to a token's number in the step, gives its position in the sequence
+    shift: Int  # what to add to a token's number in the step to get its position in the sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Prefill:
     def _step(self, carry: _Carry) -> _Carry:
         i, j, block, slot, loaded, holds = carry
         span = self._span(i, j)
-        self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # if decoding sequences may have results there
+        self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # decoding sequences may have results there
 
         @pl.when(block == self._first_block(i, j))
         def _() -> None:
@@ -195,7 +195,7 @@ class Prefill:
 
     def _attend_to_parts(self, span: Span, j: Int, block: Int, slot: Int, holds: Int | None) -> None:
         """Attends to what the tokens see of a block, and to the part that is held. Rows of other sequences' tokens get
-        what nobody reads.
+        values that are never read.
         """
         num_queries, start = self.tokens.num_queries, block * self.kv.sizes.keys
         num_rows = num_queries * self.tokens.group
@@ -203,7 +203,7 @@ class Prefill:
         def attend(part: Int, *, with_held: bool = False) -> None:
             key = lax.broadcasted_iota(jnp.int32, (self._keys_at_once, num_rows), 0)
             row = lax.broadcasted_iota(jnp.int32, (1, num_rows), 1)
-            position = row % num_queries + (j * num_queries + span.shift - start - part)  # the row's, from the part on
+            position = row % num_queries + (j * num_queries + span.shift - start - part)  # from the part's first key on
             visible = key <= position
             if self.window is not None:
                 visible &= key > position - self.window

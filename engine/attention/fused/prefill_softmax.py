@@ -2,10 +2,11 @@
 
 Scores are transposed: keys lie on the sublanes and query rows on the lanes. So a row's maximum and total take one lane,
 and no operation crosses lanes. A part is computed in two stages: its scores, then its weighted sum. While one part's
-values are summed, the next one's scores are computed, also if that lies in the next block: the part is held until then.
+values are summed, the next one's scores are computed, even if that one lies in the next block: until then, the part
+is held.
 
-Scores are in units of log2, because the chip computes 2**x. A part that a row does not see changes nothing of that row.
-So a part that all rows see needs no mask, and has the same bits as with one.
+Scores are in units of log2, because the chip computes 2**x. A part that a row does not see leaves that row as it is. A
+part that all rows see needs no mask, and gives the same bits without one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _LOWEST = NEVER / 10
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part whose scores are there, but not yet its weighted sum."""
+    """A part of a block of keys whose scores are computed, but not yet its weighted sum."""
 
     scores: Ref  # f32 [num_kv_heads, keys, rows]
     top: Ref  # f32 [num_kv_heads, 1, rows]: the maximum so far, this part included
@@ -59,7 +60,7 @@ class PrefillSoftmax:
     heads_at_once: int
     kv: PageBuffers
     q: Ref  # [num_kv_heads, rows, query width]
-    parts: tuple[Part, Part]  # of parts with an even number, and with an odd one
+    parts: tuple[Part, Part]  # used in turn; a part that is held is in the second
     top: Ref  # f32 [num_kv_heads, 1, rows]
     total: Ref  # f32 [num_kv_heads, 1, rows]
     values: Ref  # f32 [num_kv_heads, query width, rows]
@@ -91,8 +92,8 @@ class PrefillSoftmax:
         each_head(self.num_heads, 1, start)
 
     def take(self, slot: Int, pieces: Any, visible: jax.Array, *, with_held: bool) -> None:
-        """Adds a part of the block in a buffer, of which rows see what is `visible` [keys, rows], behind the part
-        that is held, if `with_held`.
+        """Adds a part of the block in a buffer; `visible` [keys, rows] says what each row sees of it. With `with_held`,
+        the part that is held is added before it.
         """
 
         def take(heads: list[Int]) -> None:
@@ -106,16 +107,17 @@ class PrefillSoftmax:
         heads_together(self.num_heads, self.heads_at_once, take)
 
     def take_whole(self, slot: Int, parts: list[Any], *, with_held: bool) -> None:
-        """Adds the parts of the block in a buffer, given by their pieces, behind the part that is held, if `with_held`.
-        All rows see all of them. The last part is held from then on: its scores are there, and not yet its sum.
+        """Adds the parts of the block in a buffer, given by their pieces. All rows see all of them. With
+        `with_held`, the part that is held is added first. The last part is then held: its scores are computed, and its
+        sum is not.
         """
 
         def take(heads: list[Int]) -> None:
             before = self.parts[1] if with_held else None
             for number, pieces in enumerate(parts):
-                part = self.parts[(number + len(parts)) % 2]  # of the last one: parts[1]
+                part = self.parts[(number + len(parts)) % 2]  # the last one is in parts[1]
                 for head in heads:
-                    if part is before:  # of an odd number of parts, the first
+                    if part is before:  # the first of an odd number of parts, which takes its place
                         self._weigh(head, part)
                     self._score(slot, pieces, head, part)
                     if before is not None and before is not part:
@@ -153,8 +155,9 @@ class PrefillSoftmax:
 def _sums(weights: jax.Array, v: jax.Array, factors: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Returns the total of `weights` [keys, rows], [1, rows], and the sum of `v` [lanes, keys] by them, [lanes, rows].
 
-    Ones behind the values sum the weights as they are multiplied. A sum of its own would keep them in registers for
-    longer, which spills. Weights of codes with `factors` are not what is multiplied.
+    Ones that are appended to the values make the matmul sum the weights as well. A sum apart from it would keep the
+    weights in registers for longer, and they would spill. With `factors` there is such a sum all the same, because the
+    matmul then gets weights times factors.
     """
     if factors is not None:
         total = jnp.sum(weights, axis=0, keepdims=True)

@@ -1,7 +1,7 @@
 """Scales of 8-bit keys and values: a pair for each token and KV head.
 
 Outside the pages there is a row per token, with the pairs of its KV heads along the lanes. In a page, tokens lie along
-the lanes, like the keys of scores, which are multiplied by a row of scales; weights are multiplied by another.
+the lanes, as keys do in scores: scores are multiplied by the row of the keys' scales, weights by that of the values'.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def scale_rows(keys: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def with_scales(held: Ref, head: Int, key: Int, new: jax.Array) -> tuple[Ref, jax.Array]:
-    """Returns the tile of a piece's scales, [num_kv_heads, 2, rows], that has a head's at `key`, and what it becomes
-    with `new` ones there, f32 [2, LANES]; the same with -1.
+    """Returns the tile of `held`, a piece's scales [num_kv_heads, 2, rows], that has a head's scales at `key`; and its
+    contents with `new`, f32 [2, LANES], there. If `key` is -1, these are unchanged.
     """
     start = aligned(jnp.maximum(key, 0) // LANES * LANES, LANES)
     is_new = lax.broadcasted_iota(jnp.int32, (2, LANES), 1) == key - start
@@ -64,6 +64,6 @@ def place_scales(
 
 
 def _is_row(num_rows: int, lanes: int) -> jax.Array:
-    """Returns where a lane is that of a row: bool [num_rows, lanes]."""
+    """Returns where a lane and a row have the same number: bool [num_rows, lanes]."""
     lane = lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 1)
     return lane == lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 0)

@@ -1,4 +1,4 @@
-"""What decoding and prefill compute of a block of keys: scores, and sums of values."""
+"""What decoding and prefill compute from a block of keys: scores, and sums of values."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def place_lanes(rows: jax.Array, place: jax.Array) -> jax.Array:
 
 
 def as_column(row: jax.Array) -> jax.Array:
-    """Transposes f32 [1, keys]."""
+    """Transposes f32 [1, keys] to [keys, 1]."""
     return jnp.transpose(jnp.broadcast_to(row, (SUBLANES, row.shape[1])))[:, :1]
 
 

@@ -21,7 +21,7 @@ from penstock.engine.kernels.pallas import Ref
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows of `num_tokens` tokens, and behind them of one that is nobody's."""
+    """Rows of `num_tokens` tokens. After them there are some that belong to no token."""
 
     tokens: TokenBlock
     tiles: HeadTiles
@@ -49,7 +49,7 @@ class TokenRows:
             self.scales[...] = jnp.zeros_like(self.scales)
 
     def switch(self, j: Int, loaded: Int) -> None:
-        """Loads block `j` unless it is `loaded`, whose results are stored first; -1 is none."""
+        """Loads block `j` unless it is `loaded`. First stores the results of the loaded block, if it is not -1."""
 
         @pl.when((j != loaded) & (loaded >= 0))
         def _() -> None:

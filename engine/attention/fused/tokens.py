@@ -1,5 +1,4 @@
-"""Queries, new keys and values, and results of the step's tokens: their transfers between HBM and VMEM, and single
-rows.
+"""Queries, new keys and values, and results of the step's tokens: their transfers between HBM and VMEM.
 
 Outside the kernel they have the layout of matmuls: a row per token with its heads along the lanes, in tiles of 8 or 16
 tokens. So they move in blocks of consecutive tokens.
@@ -15,9 +14,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.softmax import Int, aligned
 from penstock.engine.kernels.pallas import Ref
-
-ROWS = 16
-"""Tokens in a tile of a 16-bit type: an array in VMEM can only be indexed dynamically by whole tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,9 @@ class TokenBlock:
         return int(self.new.shape[0])
 
     def switch(self, j: Int, loaded: Int, *, keeps: Int) -> None:
-        """Loads block `j` unless it is `loaded`, whose results are stored first; -1 is none. With `keeps`, the results
-        that block `j` already has are loaded too.
+        """Loads block `j` unless it is `loaded`. First stores the results of the loaded block, if it is not -1.
+
+        With `keeps`, the results that block `j` already has are loaded too.
         """
 
         @pl.when((j != loaded) & (loaded >= 0))

@@ -76,7 +76,7 @@ def lanes_mask(heads: Heads, shape: tuple[int, int], rows: jax.Array | None) -> 
 
 
 def masked_load(ref: Ref, mask: jax.Array | None) -> jax.Array:
-    """Loads with zeros where the mask is not set."""
+    """Loads what the mask lets through, and zeros in the place of everything else."""
     return plgpu.load(ref, mask=mask, other=None if mask is None else 0.0)
 
 

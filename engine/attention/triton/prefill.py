@@ -22,8 +22,7 @@ from penstock.engine.models.attention_interface import RaggedBatch
 
 
 def query_blocks(batch: RaggedBatch, tiles: PrefillTiles) -> jax.Array:
-    """Returns, i32 [num_blocks, 2], the sequence of each block of queries, or -1 for none, and the first of its
-    queries.
+    """Returns the sequence of each block of queries, or -1 for none, and its first query: i32 [num_blocks, 2].
 
     The last block of a sequence comes first: it has the most keys to attend to.
     """

@@ -20,8 +20,8 @@ struct Ahead {
   bool has_four_blocks = false;
 
   // Whether the block of rows from `row` on fetches. The first of few blocks does not, because it may still be waiting for
-  // its own weights. Of four blocks it does, as they are there: on Zen 5, 24 to 64 rows of bf16 take 0.83 to 0.95 of their
-  // time.
+  // its own weights. The first of four does, because its weights are there: on Zen 5, 24 to 64 rows of bf16 then take
+  // 0.83 to 0.95 of their time.
   bool IsFetchedFrom(int64_t row) const { return bytes > 0 && (row > 0 || has_four_blocks); }
 
   void Fetch() {

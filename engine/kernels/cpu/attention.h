@@ -51,20 +51,20 @@ class Plan {
            Scratch& scratch);
 
  private:
-  static constexpr int64_t kFewQueries = 8;  // queries of a sequence, at most, for parts to be tasks
+  static constexpr int64_t kFewQueries = 8;  // most queries of a sequence whose parts become tasks
   static constexpr int64_t kEnoughTasks = 16;
 
   struct Task {
     Block block;
     int64_t first_head, end_head;
-    int64_t split;  // the split whose part from `first_key` on this is; or -1
+    int64_t split;  // the split that this is a part of, from `first_key` on; -1: none
     int64_t first_key;
   };
 
   // Rows whose parts are tasks of their own. The last task to finish merges them all, in order.
   struct Split {
     int64_t num_parts;
-    int64_t first_state;  // the first of its parts' in `states_`
+    int64_t first_state;  // where the states of its parts begin in `states_`
   };
 
   void AddTasks(const Block& block, bool has_few_queries, int64_t most_heads);

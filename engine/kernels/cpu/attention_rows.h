@@ -65,9 +65,9 @@ struct Weighed {
   float factor;  // for the sums of their words
 };
 
-// The operations on a row by type of pages. A row is kWordRows rows of words. The operations make words of a query;
-// scores, in place, of the sums of its words by keys; words of its weights, e^(score * scale - top); and f32, in place,
-// of the sums of those by values. Counts are multiples of kLanes.
+// The operations on a row, by type of pages. A row is kWordRows rows of words. Query turns a query into words. Scores
+// turns the sums of these words by keys into scores, in place. Weights turns the row's weights, e^(score * scale -
+// top), into words. Sums turns the sums of those by values into f32, in place. Counts are multiples of kLanes.
 template <typename C>
 struct Form;
 
@@ -103,7 +103,7 @@ struct Form<float> {
 template <>
 struct Form<BFloat16> {
   using KeyKind = BFloat16Pairs<kTileWords>;
-  using ValueKind = BFloat16Pairs<kEven / 2>;  // of so many tokens whole pages consist
+  using ValueKind = BFloat16Pairs<kEven / 2>;  // a page that is even holds a multiple of kEven tokens, two in a word
   static constexpr int64_t kWordRows = 1;
 
   template <typename Q>

@@ -96,8 +96,8 @@ struct Span {
   int64_t ahead;   // bytes from here to the data needed next
 };
 
-// A matrix of spans: of keys, side by side, or of values, one below the other. All but the last have as many columns and
-// rows as is said here.
+// A matrix of spans: of keys, side by side, or of values, one below the other. `columns` and `depth` are those of each
+// span but the last, which may have fewer.
 struct Spans {
   const Span* spans;
   int64_t columns, depth;
@@ -126,7 +126,7 @@ struct Columns {
   void Next() { place += stride; }
 };
 
-// AddTile where tiles sum, for rows that are too few for them: each block has chains of sums of its own.
+// AddTile in the order in which tiles sum, for rows that are too few for tiles: each block has its own chains of sums.
 template <typename Kind, bool kFetches, int R, int V>
 inline void AddBlocks(Matrix<const uint32_t> x, Columns<kFetches, V> w, int64_t depth, Vector (&sums)[R][V]) {
   for (int64_t done = 0; done < depth; done += Kind::kBlock) {
@@ -172,8 +172,8 @@ inline void MultiplyColumns(Matrix<const uint32_t> x, const Spans& w, int64_t wh
     for (int v = 0; v < V; ++v) std::memcpy(out.data + r * out.stride + c + v * kLanes, &sums[r][v], sizeof sums[r][v]);
 }
 
-// For `rows` rows, which are tiles of R. Columns that are read by one tile stay in the first-level cache for the next. A
-// function of its own, so that profiles and the tests of the library's instructions can find it.
+// Multiplies `rows` rows, in tiles of R. Columns that one tile reads stay in the first-level cache for the next tile.
+// It is a function of its own, so that profiles and the tests of the library's instructions can find it.
 template <typename Kind, int R>
 __attribute__((noinline)) void MultiplyRows(int64_t rows, Matrix<const uint32_t> x, const Spans& w, int64_t whole_depth,
                                             int64_t columns, Matrix<uint32_t> out) {

@@ -113,8 +113,8 @@ class Walk {
                                   {queries_.data + i * kWordRows * depth_, depth_});
   }
 
-  // Attends to keys from `first` to the end of their part. `next_head`, if there is one, is attended after the last
-  // key.
+  // Attends to keys from `first` to the end of their part. `next_head`, unless it is -1, comes after the last key: its
+  // first keys are prefetched.
   void AttendPart(int64_t head, int64_t first, const Softmax& part, int64_t next_head) {
     std::fill(part.tops, part.tops + rows_, kLowest);
     std::fill(part.totals, part.totals + rows_ * kLanes, 0.0f);

@@ -34,7 +34,7 @@ using Floats = xla::ffi::Span<const float>;
 #define PENSTOCK_BIND_RESULT(type, name) .Ret<type>()
 #define PENSTOCK_BIND_ATTRIBUTE(type, name) .Attr<type>(#name)
 
-// Exports the function `name` to XLA. It stands in the function's namespace.
+// Exports the function `name` to XLA. To be used in the function's namespace.
 #define PENSTOCK_DEFINE_KERNEL(name) XLA_FFI_DEFINE_HANDLER_SYMBOL(Penstock##name, name, PENSTOCK_BINDING(name))
 
 #endif  // PENSTOCK_BINDING_H_

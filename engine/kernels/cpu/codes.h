@@ -30,8 +30,9 @@ inline Vector ValueOf(Words lanes, int feature, float zero) {
   return __builtin_convertvector((Ints)(lanes >> shift & 15u), Vector) - zero;
 }
 
-// Integer products take codes as bytes of a lane, four features of a column. A lane of 8-bit codes is one, and one of 4-bit
-// codes has two, low bits first: BytesOf makes each, and FeatureOf names the feature that is in a place of all of them.
+// Integer products take lanes of bytes: the codes of four features of a column. A lane of 8-bit codes is such a lane. A
+// lane of 4-bit codes makes two, low bits first. BytesOf makes each; FeatureOf returns the feature whose code is at a
+// place in all their bytes.
 template <int kBits>
 constexpr int kByteLanes = 8 / kBits;
 

@@ -31,7 +31,7 @@ FLAGS = (
 )  # fmt: skip
 
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-_BUILD_TIMEOUT_S = 3600  # for a compiler that hangs: with a small share of a processor one file takes many minutes
+_BUILD_TIMEOUT_S = 3600  # ends a compiler that hangs; with a small share of a processor one file takes many minutes
 
 
 class NativeUnavailableError(Exception):
@@ -43,8 +43,8 @@ class UnusableFolderError(NativeUnavailableError):
 
 
 def build_here(build_dir: Path, progress: ReportProgress = silent) -> Path:
-    """Returns the library for this exact processor, in `build_dir`; builds it unless it is there, intact, and reports
-    that first.
+    """Returns the library for this exact processor, in `build_dir`. Builds it unless an intact one is there, and
+    reports that it will.
 
     Raises:
         UnusableFolderError: `build_dir` can't be written to.
@@ -89,7 +89,7 @@ def fingerprint(flags: Sequence[str], processor: str = "", version: tuple[int, i
 
 @functools.cache
 def ffi_version() -> tuple[int, int]:
-    """Returns the version of the interface between XLA and kernels. Kernels that were built with an older second number
+    """Returns the version of the interface between XLA and kernels. Kernels that were built for a lower minor version
     run too.
 
     Raises:
@@ -114,7 +114,7 @@ def _native_flags(compiler: str) -> tuple[str, ...]:
 
 @functools.cache
 def _knows_tiles(compiler: str) -> bool:
-    """Tells whether the compiler's assembler knows AMX. Those of before 2020 don't."""
+    """Tells whether the compiler's assembler knows AMX. Assemblers from before 2020 don't."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "tiles.cc"
         source.write_text('asm("tdpbf16ps %tmm2, %tmm1, %tmm0");')

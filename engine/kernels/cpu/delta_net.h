@@ -71,7 +71,7 @@ struct DeltaNetHalf {
     const int64_t key_head, copies, keys, values;
     const Rows rows;
     float *q, *k, *v, *result;  // of a token; values of all copies, in separate places
-    float* kept;                // matrices of all copies, while none is requested
+    float* kept;                // matrices of all copies, after a token whose state no slot gets
     float* zeros;               // a matrix
     Window<T> q_window, k_window, v_window;
 

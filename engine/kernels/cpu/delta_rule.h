@@ -18,7 +18,7 @@ struct DeltaToken {
 
 constexpr int kDeltaVectors = kLanes == 16 ? 8 : 4;  // vectors of columns that are summed at once, for q and for k
 
-// Updates columns [0, vectors * kLanes) of `from` to those of `to`, which may be the same memory.
+// Computes columns [0, vectors * kLanes) of `to` from those of `from`, which may be the same memory.
 template <int vectors>
 inline void DeltaColumns(const DeltaToken& token, int64_t keys, int64_t stride, const float* from, const float* v,
                          float* to, float* result) {

@@ -1,4 +1,4 @@
-"""Calls of `block.cc`: halves of layers, as many in one call as there are, by the tables of `layout.h`."""
+"""Calls `block.cc`, which computes any number of halves of layers in one call, by the tables of `layout.h`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@
   UPDATE(F32, key_scales) UPDATE(F32, value_scales)                                                     \
   ATTRIBUTE(float, scale) ATTRIBUTE(int64_t, window) ATTRIBUTE(float, soft_cap)
 
-// `num_rows` is how many rows there are, behind which y is undefined; or it is empty, and all are.
+// `num_rows` is the number of rows, after which y is undefined; if it is empty, all rows are computed.
 #define PENSTOCK_TABLE_PackedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                                 \
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, weights) OPERAND(F32, bias) OPERAND(S32, num_rows)           \
   RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
@@ -42,8 +42,8 @@
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, weights) OPERAND(F32, bias) OPERAND(S32, group_sizes)        \
   RESULT(AnyBuffer, y) ATTRIBUTE(int64_t, gate)
 
-// `bytes` and `row_scales` are for quantized rows, `row_sums` [rows, groups] for those whose weights have offsets, and all
-// are empty otherwise; without `group_sizes` there is one group of all rows.
+// `bytes` and `row_scales` are for quantized rows, and so are `row_sums` [rows, groups], for weights in 4 bits or with
+// offsets; otherwise they are empty. Without `group_sizes` there is one group of all rows.
 #define PENSTOCK_TABLE_QuantizedMatmul(OPERAND, RESULT, UPDATE, ATTRIBUTE)                              \
   OPERAND(AnyBuffer, x) OPERAND(AnyBuffer, codes) OPERAND(AnyBuffer, scales) OPERAND(AnyBuffer, offsets) \
   OPERAND(F32, bias) OPERAND(S32, group_sizes)                                                          \

@@ -1,4 +1,6 @@
-"""What the C++ kernels and Python pass each other, in order: the tables of `layout.h` once more, compared at load.
+"""What Python and the C++ kernels pass each other, in order.
+
+The tables repeat those of `layout.h`, and are compared with them when the library is loaded.
 
 Callers give arrays and numbers by name. The tables put them in order and check their types when a step is traced.
 """
@@ -203,7 +205,7 @@ KERNELS = (
 LINEAR = Table("Linear", (*rows("operand", ANY, "weights", "scales", "offsets"), *rows("operand", F32, "bias")))
 STATES = Table("States", rows("operand", S32, "cu_q_lens", "num_seqs", "positions", "reads", "ends", "writes"))
 GROUPS = {table.name: table for table in (LINEAR, STATES)}
-"""The tables of arrays that others have as a group."""
+"""The tables of arrays that other tables include as a group."""
 
 GATE_NAMES = ("none", "silu", "gelu_tanh", "gelu", "relu")
 """The activations that matmuls have built in, by their numbers."""

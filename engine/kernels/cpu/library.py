@@ -43,7 +43,7 @@ class NativeLibrary:
         self.missing: str | None = None
         """Why the kernels are not available, once `load_for` has failed."""
         self.instructions: str | None = None
-        """What multiplies bf16 in the kernels, once `load_for` has returned them. Two names are two orders of sums."""
+        """What multiplies bf16 in the kernels, once `load_for` has returned them. Each name is an order of sums."""
 
     def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
         """Returns the library for a setting of `native` or `auto`; for `auto`, None if it is not available.
@@ -82,7 +82,7 @@ def load_library(build_dir: Path | None, progress: ReportProgress = silent) -> c
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed, or what it built cannot be loaded.
-        KernelLayoutError: the kernels take or return other things than Python passes them.
+        KernelLayoutError: the kernels take or return something else than Python expects.
     """
     if build_dir not in _found:
         _found[build_dir] = _find(build_dir, progress)

@@ -23,7 +23,7 @@ class ProcessorKind:
     features: frozenset[str]
     """Features by their names in Linux's /proc/cpuinfo. A processor that has all of them runs what `flags` build."""
     vendors: frozenset[str] = frozenset()
-    """Vendors by their names there, if the kind is only the quickest on theirs; empty: all."""
+    """Vendors, named as there, on whose processors alone the kind is the quickest; empty: on all vendors'."""
 
     @property
     def has_tiles(self) -> bool:
@@ -32,7 +32,7 @@ class ProcessorKind:
 
     @property
     def native_flags(self) -> tuple[str, ...]:
-        """Flags for the very processor, with bf16 products summed as this kind sums them."""
+        """Flags for exactly this processor, except that bf16 products are summed as this kind sums them."""
         sums = tuple(flag for flag in self.flags if flag.startswith("-D"))
         has_dots = "avx512_bf16" in features() and _BF16 not in self.flags
         return ("-march=native", *sums, *(("-mno-avx512bf16",) if has_dots else ()))
@@ -88,7 +88,7 @@ def kinds_here() -> tuple[ProcessorKind, ...]:
 
 
 def kind_here() -> str:
-    """Names the best kind for people, and says if it is not that of the processor's own tiles."""
+    """Names the best kind, for people to read, and says so if the system refuses the processor's AMX tiles."""
     name = next((kind.name for kind in kinds_here()), platform.machine())
     has_unusable = not _TILES.isdisjoint(_of_first("flags")) and not may_use_tiles()
     return f"{name}; this system refuses AMX tiles" if has_unusable else name

@@ -150,7 +150,7 @@ __attribute__((noinline)) void SmallDotTile(const uint8_t* x, int64_t stride, co
       totals[r][v] += __builtin_convertvector(sums[r][v] - zeros[r], Vector) * scales[v];
 }
 
-// Either by tiles, for any number of rows.
+// The same as the last two, by tiles, for any number of rows.
 template <int kBits, typename T>
 __attribute__((noinline)) void DotTiles(TaskTiles& tiles, const T* x, int64_t stride, int64_t rows,
                                         const uint32_t* lanes, int64_t depth, const int32_t* zeros,
@@ -228,7 +228,7 @@ template <int kBits>
 struct ByteRows {
   uint8_t* x;
   float* scales;  // of each row
-  int32_t* sums;  // of each row's groups; null if no weight has an offset
+  int32_t* sums;  // of each row's groups; null if NeedsSums is false
   int64_t depth, group;
 
   static constexpr bool NeedsSums(Offset offset) { return kBits == 4 || offset != Offset::kNone; }

@@ -1,7 +1,7 @@
 // Matrix tiles: 16 rows of 16 words, each one f32 or int32 of sums, two bf16 or four int8 that are neighbours in depth.
 //
-// They are those of Intel's AMX or, where a build asks for it, the same in plain C++, bit for bit: all that uses tiles
-// can so be built and tested on any machine. PENSTOCK_TILES is 1 for the instructions and 2 for their emulation.
+// They are those of Intel's AMX or, if a build asks for it, the same in plain C++, bit for bit, so that everything that
+// uses tiles can be built and tested on any machine. PENSTOCK_TILES is 1 for the instructions, 2 for their emulation.
 //
 // TDPBF16PS rounds in an order of its own: it sums even and odd features of each 32 in two chains from zero, adds the
 // two, and adds that to the sum so far. Denormals are zero, of inputs and of results. Rows that are too few for a tile
@@ -93,7 +93,7 @@ class DenormalsAreZero {
 #endif
 };
 
-// Calls `call` with 0 to kCount - 1 as compile-time constants, as tiles are named by them.
+// Calls `call` with 0 to kCount - 1 as compile-time constants, because these name tiles.
 template <int... i, typename Call>
 inline void ForEachOf(std::integer_sequence<int, i...>, Call call) {
   (call(std::integral_constant<int, i>{}), ...);
@@ -118,8 +118,8 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Gives tiles their sizes, if they are other ones so far; then their contents are lost. The lower row of tiles, 2, 3
-  // and 5, has `lower` rows; if that is 0, as many as the upper one.
+  // Gives tiles their sizes. If these change, the contents of the tiles are lost. The lower row of tiles, 2, 3 and 5,
+  // has `lower` rows; if that is 0, as many as the upper one.
   void Shape(int64_t upper, int64_t lower, int64_t words) {
     if (upper == upper_ && lower == lower_ && words == words_) return;
     upper_ = upper, lower_ = lower, words_ = words;

@@ -24,7 +24,7 @@ from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 F32 = jnp.float32
 GATED_DELTA_RULE = "gated_delta_rule"
 """The kernel's name in a compiled program."""
-MOST_STATE_BYTES = 8 * 2**20  # for a device's share of a state, VMEM holds five of them
+MOST_STATE_BYTES = 8 * 2**20  # of a device's share of one state; VMEM holds five of them
 
 _IS_REAL, _BEGINS, _HAS_PAST, _GOES_ON, _IS_LEFT = (1 << bit for bit in range(5))
 
@@ -72,7 +72,7 @@ class TokenSlots(NamedTuple):
     ) -> TokenSlots:
         """Derives the slots of a step.
 
-        A token after which its sequence writes no more is not computed, like padding.
+        A token is not computed if its sequence writes no state after it, nor is padding.
         """
         num_tokens = positions.shape[0]
         behind = jnp.zeros(num_tokens + 1, jnp.int32).at[jnp.where(writes > 0, ends, num_tokens)].set(writes)
@@ -226,7 +226,7 @@ def _head(rows: list[Ref], betas: Ref, decays: Ref, matrices: Ref, results: Ref,
 
 
 def _convolved(new: Ref, kept: Ref, taps: Ref) -> jax.Array:  # [1, heads, dim], [1, num_taps - 1, heads, dim] -> f32
-    """Convolves a token's inputs with the earlier ones, and keeps them with those."""
+    """Convolves a token's inputs with the kept ones of earlier tokens, and updates what is kept."""
     num_kept = kept.shape[1]
     window = [*(kept[0, place] for place in range(num_kept)), new[0]]
     total = window[0].astype(F32) * taps[0]

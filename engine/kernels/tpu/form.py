@@ -18,7 +18,7 @@ GROUPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SCALES = (*FLOATS, "e8m0")
 FP8_OF_CHIPS = {"TPU7x": "float8_e4m3fn"}  # by kind of device
 BF16_CHIPS = ("TPU v6 lite", "TPU7x")  # those whose vector units compute with bfloat16, two in a lane
-FP8 = "float8_e4m3b11fnuz"  # of all others: it is that of TPU7x over 16, except for the code 0x80, which is no number
+FP8 = "float8_e4m3b11fnuz"  # of all other chips: a code means a sixteenth of what it means on TPU7x; 0x80 is NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ class KernelForm:
     float16, which the compiler cannot load, is held as the int16 of its bits.
 
     Codes of int4 that are scaled in bfloat16 are signed: the constant of ZERO is subtracted from them at loading, and
-    from zeros in the kernel. Minimums lose as many scales, and are rounded to bfloat16.
+    from zeros in the kernel. From minimums, that constant times the scale is subtracted, and the result is rounded to
+    bfloat16.
 
-    Each device's share is padded to whole tiles. Without padding, the compiler may choose another layout with less of
-    it, and would then transpose the array for a kernel in each step.
+    Each device's share is padded to whole tiles. Otherwise the compiler might choose another layout, which needs less
+    padding, and would then transpose the array for a kernel in each step.
     """
 
     packing: Packing
@@ -48,10 +49,10 @@ class KernelForm:
 
     @staticmethod
     def serves(packing: Packing, *, of_experts: bool = False) -> bool:
-        """Checks whether there is a kernel.
+        """Checks whether a kernel multiplies by weights of this form.
 
-        XLA keeps int8 with one scale per row, which it reads as it is. It would unpack those of all experts, with rows
-        or without.
+        Weights in int8 with one scale per row are left to XLA, which reads them as they are; but not those of experts,
+        of which XLA would unpack all, whether they have rows or not.
         """
         return (
             packing.code in ("int8", "int4", "fp8", "fp4")
@@ -71,7 +72,8 @@ class KernelForm:
     def is_scaled_in_bf16(self) -> bool:
         """Whether codes and scales are multiplied in bfloat16, which has both exactly, or a scale as the sum of two.
 
-        Weights have the bits that f32 rounds to; int4 with minimums, or with zeros and float16 scales, need not.
+        The weights then have the same bits as if they were computed in f32 and rounded; except perhaps those in int4
+        with minimums, or with zeros and float16 scales.
         """
         packing = self.packing
         is_exact = packing.scale in ("bfloat16", "e8m0") and packing.offset != "minimums"
@@ -85,7 +87,7 @@ class KernelForm:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a scale is multiplied by as the sum of two bfloat16."""
+        """Whether a scale is applied as the sum of two bfloat16."""
         return self.is_centred and self.packing.scale == "float16"
 
     @property

@@ -1,5 +1,4 @@
-"""Multiplies rows by the quantized weights of their experts; only experts with rows have codes and scales read from
-HBM.
+"""Multiplies rows by the quantized weights of their experts. Only those of experts with rows are read from HBM.
 
 Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841). So a tile of rows has
 one expert, whose number is in scalar memory. The grid has tiles of outputs, and tiles of rows within each: a tile of an
@@ -82,14 +81,14 @@ def grouped_quantized_matmul(
         name=GROUPED_QUANTIZED_MATMUL,
     )
     stacks = [held[name] for name in form.names]
-    if not interpret:  # otherwise each layer copies those that fit into VMEM, of all layers
+    if not interpret:  # otherwise XLA copies stacks that fit into VMEM there for each layer, with all layers in them
         stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
     y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, x, *stacks)
     return y[tiles.places]
 
 
 def _expert_specs(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
-    """Returns the specs of what is fetched of each array for a tile of `outs` outputs of a tile's expert."""
+    """Returns a block spec for each array: what is fetched of a tile's expert, for `outs` outputs."""
 
     def block(name: str) -> pl.BlockSpec:
         shape = held[name].shape[2:]
@@ -103,7 +102,7 @@ def _expert_specs(form: KernelForm, held: Mapping[str, jax.Array], outs: int) ->
 
 
 def rows_of_a_tile(num_rows: int, num_experts: int) -> int:
-    """Returns a power of two: at least twice the rows of an expert if all had equally many, within bounds."""
+    """Returns a power of two, within bounds: at least twice the mean number of rows of an expert."""
     mean = -(-num_rows // num_experts)
     return min(max(FEWEST_ROWS, 1 << (2 * mean - 1).bit_length()), MOST_ROWS)
 

@@ -67,7 +67,7 @@ class Tile:
                 rows[number] = made
 
     def _rows(self, number: int) -> Iterator[jax.Array]:
-        """Yields what `rows` have for LANES outputs."""
+        """Yields the contents of each of `rows` for LANES outputs."""
         form, (scales, *offsets) = self.form, self.held
         lanes = slice(number * LANES, (number + 1) * LANES)
         if form.has_pairs:
@@ -82,7 +82,7 @@ class Tile:
             yield self._row(offsets_of(form, held[:, lanes]))
 
     def _row(self, x: jax.Array) -> jax.Array:
-        """Returns f32 as `rows` have them."""
+        """Converts f32 to the form that `rows` have."""
         if not self.form.is_scaled_in_bf16:
             return x
         bits = lax.bitcast_convert_type(x, I32)  # of a bfloat16, and zeros
@@ -93,7 +93,7 @@ class Tile:
         x: Ref,  # bf16 [tokens, inputs]
         out: Ref,  # f32 [tokens, outputs]
     ) -> None:
-        """Multiplies by some outputs of the tile at a time, and some inputs."""
+        """Multiplies by the tile, some outputs and some inputs at a time."""
         width = OUTPUTS_AT_ONCE if self.codes.shape[1] % OUTPUTS_AT_ONCE == 0 else LANES
         num = self.codes.shape[1] // width
         in_a_row = 2 if self._has_long_blocks and num % 2 == 0 else 1
@@ -107,8 +107,10 @@ class Tile:
 
     @property
     def _has_long_blocks(self) -> bool:
-        """Whether blocks of code are twice as long and as wide. Units wait at the ends of blocks, but those of 128 x
-        128, as chips without bfloat16 have them, gain less by fewer ends than by less code.
+        """Whether blocks of code are twice as long and as wide.
+
+        Matrix units wait at the end of each block. But units of 128 x 128, which chips without bfloat16 have, gain more
+        from less code than from fewer ends.
         """
         return self.form.has_bf16
 
@@ -131,7 +133,7 @@ class Tile:
             out[:, lanes] = self._scaled(x, out[:, lanes], lanes)
 
     def _product(self, x: Ref, lanes: Any, start: Any, size: int) -> jax.Array:
-        """Returns f32 [tokens, lanes]: what `size` inputs from `start` on give."""
+        """Returns the product with `size` inputs from `start` on: f32 [tokens, lanes]."""
         planes = self.form.num_planes
         codes = self.codes[pl.ds(_quotient(start, planes), size // planes), lanes]
         weights = self._weights(values_of(self.form, codes), lanes, start)
@@ -190,6 +192,6 @@ def _quotient(start: Any, size: int) -> Any:
 
 
 def _column(array: jax.Array, number: Any) -> jax.Array:
-    """Returns one column of f32 `[rows, columns]`, as `[rows, 1]`; the others may be no numbers."""
+    """Returns one column of f32 `[rows, columns]`, as `[rows, 1]`. There may be NaN in the others."""
     is_it = lax.broadcasted_iota(jnp.int32, array.shape, 1) == number
     return jnp.sum(jnp.where(is_it, array, 0.0), axis=1, keepdims=True)

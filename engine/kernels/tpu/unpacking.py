@@ -21,11 +21,11 @@ from penstock.engine.kernels.tpu.form import KernelForm
 
 F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
 BF16_BITS = 8  # of a bfloat16 that is exact
-CODE_BITS = {"none": 3, "minimums": 3, "zeros": 4}  # of an int4 less 8, at most 8, or less its zero, at most 15
+CODE_BITS = {"none": 3, "minimums": 3, "zeros": 4}  # significant ones, of an int4 minus 8 (up to 8), or its zero (15)
 
 
 def values_of(form: KernelForm, codes: jax.Array) -> jax.Array:
-    """Returns `[input, outputs]` of codes `[rows, outputs]`, in units of `form.unit`: f32, or what scales are in.
+    """Returns the values `[inputs, outputs]` of codes `[rows, outputs]`, in units of `form.unit`: f32 or bfloat16.
 
     Constant zero points have been subtracted.
     """
@@ -57,10 +57,10 @@ def scales_of(form: KernelForm, held: jax.Array) -> jax.Array:
 
 
 def pair_of(form: KernelForm, scales: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns f32 that a bfloat16 has exactly, the larger ones first, of f32 that are sums of two, with 11 bits.
+    """Splits scales of 11 bits into two parts, the larger ones first: f32 that bfloat16 represents exactly.
 
-    The larger one keeps as many bits as its product with a code has room for. It is rounded, so that the rest, which is
-    what else there is, has one bit less.
+    The larger part keeps as many bits as its product with a code has room for. Because it is rounded, and not cut off,
+    the rest has one bit less.
     """
     dropped = 24 - (BF16_BITS - CODE_BITS[form.packing.offset])  # of the bits of an f32
     bits = lax.bitcast_convert_type(scales, I32) + (1 << dropped - 1)
@@ -88,8 +88,8 @@ def _f32_of(form: KernelForm, held: jax.Array, factor: float) -> jax.Array:
 def _f32_from_f16_bits(bits: jax.Array, factor: float) -> jax.Array:
     """Converts i32 bits to f32, times `factor`.
 
-    Moved to f32's places, a normal number is itself, and a subnormal one lies below the least normal one, half as far
-    as it should.
+    Once the bits are in their places in an f32, a normal number is right. A subnormal one lies below the least normal
+    number, but only half as far below as it should.
     """
     least, exponent = 2.0**-14 * factor, (112 + int(math.log2(factor))) << 23
     near = lax.bitcast_convert_type(((bits & 0x7FFF) << 13) + exponent, F32)

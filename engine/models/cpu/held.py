@@ -157,7 +157,7 @@ def splits_of(sizes: Sequence[int], gate: int) -> tuple[int, ...]:
 
 
 def _all_rows() -> jax.Array:
-    """Returns what kernels read as no number of rows."""
+    """Returns the empty array that tells kernels to multiply all rows."""
     return jnp.zeros((0,), jnp.int32)
 
 

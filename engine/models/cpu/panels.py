@@ -144,8 +144,8 @@ def _pack_experts(experts: Experts, library: ctypes.CDLL) -> None:
 
 
 class PackedExperts(GroupedMLP):
-    """The feed-forwards of all experts, with their tokens chosen, sorted and summed by the CPU's kernels: those are
-    calls of their own, whatever holds the weights.
+    """The feed-forwards of all experts. The CPU's kernels choose experts, sort rows and sum results, in calls of their
+    own, however the weights are held.
     """
 
     def __init__(self, experts: GroupedMLP, library: ctypes.CDLL) -> None:
@@ -190,7 +190,7 @@ def _panels(parts: Sequence[np.ndarray], library: ctypes.CDLL, *, gated: bool) -
     """Packs the columns of kernels, `[..., out, in]` each, side by side.
 
     The result is `[..., panels, in, width]` or, in bf16 with pairs of features interleaved, `[..., panels, in / 2,
-    width, 2]`. Columns that lie in memory or in a mapped file one after the other are read from there, and once.
+    width, 2]`. Contiguous columns, in memory or in a mapped file, are read from where they are, and only once.
     """
     parts = [np.ascontiguousarray(part) for part in parts]
     *leading, _, depth = parts[0].shape

@@ -62,9 +62,9 @@ def quantized_panels(weights: Sequence[Weight], width: int, gate: int) -> tuple[
 
 
 def column_order(splits: Sequence[int], width: int, *, gated: bool) -> np.ndarray:
-    """Returns, i64 `[panels, width]`, the column in each place of a panel, counted through all parts; -1 for none.
+    """Returns the number of the column in each place of each panel: i64 `[panels, width]`; -1: none.
 
-    If gated, half of each panel is from the first part and half from the second.
+    Columns are counted through all parts. If gated, half of each panel is from the first part and half from the second.
     """
     total = sum(splits)
     if not gated:

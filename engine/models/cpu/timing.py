@@ -22,7 +22,7 @@ _WORTHWHILE = 0.9  # of C++'s time: kernels of whole layers save calls that one 
 def matmul_times_s(
     library: ctypes.CDLL, dtype: str, rows: Sequence[int], shape: tuple[int, int]
 ) -> dict[int, tuple[float, float]]:
-    """Returns by rows the least seconds of a matmul in C++ and in XLA, measured in turn.
+    """Returns, by number of rows, the least seconds of a matmul in C++ and in XLA, which are measured in turn.
 
     Args:
         library: the C++ kernels.

@@ -126,7 +126,7 @@ class Family:
         )
 
     def as_stored(self, names: Collection[str]) -> Family:
-        """Returns the family with the tensor names of a checkpoint that has these names."""
+        """Returns the family with the tensor names that a checkpoint uses; `names` are all those of its tensors."""
         family = replace(self, places=(self._place(names),))
         if any(name.endswith(SPLIT_MARK) for name in names):
             return family.split_experts()
@@ -185,8 +185,8 @@ class Family:
         return tuple((*path[:2], *part, path[-1]) for part in _parts_named(self.own_modules, self.own_modules[module]))
 
     def turns_of(self, path: ParamPath, blocks: Sequence[BlockConfig]) -> int:
-        """Returns the number of runs that the rows of the parameter at `path` are in, between those that it is fused
-        with.
+        """Returns into how many runs the rows of the parameter at `path` are split, where those that it is fused with
+        lie in between.
         """
         name = self.own_tensors.get(path[2:]) or self.own_modules.get(path[2:-1], "")
         return self.turns[name](blocks[int(path[1])]) if name in self.turns else 1
@@ -210,7 +210,7 @@ class Family:
 
 
 def text_family(model_type: str, texts: Sequence[Family], text_fields: Mapping[str, Any]) -> Family:
-    """Returns the one of `texts` that the fields of a text part name. The first is meant where they name none.
+    """Returns the one of `texts` that the fields of a text part name; the first if they name none.
 
     Raises:
         ConfigError: they name another one.

@@ -28,7 +28,7 @@ _BY_PART = {
         "xlstm zaya"
     ),
     "a feed-forward without a gate": "apertus arcee cosmos3_edge jais2 nemotron phi starcoder2",
-    "norms inside of the feed-forward, and ternary weights": "bitnet",
+    "norms inside the feed-forward, and ternary weights": "bitnet",
     "LayerNorms with biases, or without weights": "dbrx olmo phimoe stablelm",
     "predicted activations, and sums over several residual streams": "gemma3n gemma3n_text",
     "experts routed by corrected logits": "kolibri1",
@@ -39,7 +39,7 @@ _BY_PART = {
     "queries scaled after norms without weights": "muse_glimmer muse_spark",
     "a decoder of bytes": "blt",
     "attention to all of the prompt at once": "diffusion_gemma paligemma",
-    "learned positions, or a decoder as GPT-2's": (
+    "learned positions, or a decoder like GPT-2's": (
         "biogpt bloom codegen cpmant ctrl falcon gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj "
         "modernbert-decoder mpt openai-gpt opt persimmon fuyu xglm blip-2 instructblip instructblipvideo kosmos-2 "
         "kosmos-2.5"
@@ -48,7 +48,7 @@ _BY_PART = {
         "bart bigbird_pegasus blenderbot blenderbot-small blip florence2 marian mbart mvp pegasus pix2struct plbart "
         "pp_formulanet prophetnet t5gemma2 trocr udop vision-encoder-decoder whisper"
     ),
-    "a decoder as BERT's": (
+    "a decoder like BERT's": (
         "bert bert-generation big_bird camembert data2vec-text electra ernie git megatron-bert reformer rembert "
         "roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod"
     ),
@@ -57,12 +57,14 @@ _BY_PART = {
         "phi4_multimodal pi0"
     ),
     "tokens of images": "chameleon emu3",
-    "a reader of the text part of what reads pages": (
+    "a reader of the text part of a model that reads pages": (
         "deepseek_ocr2 glm_ocr got_ocr2 granite_docling lighton_ocr minicpm_ocr paddleocr_vl pp_chart2table "
         "qianfan_ocr unlimited_ocr"
     ),
-    "a reader of the text part of what hears": "moss_transcribe_diarize qwen2_5_omni_thinker qwen3_omni_moe_thinker",
-    "a reader of the text part of what sees video": (
+    "a reader of the text part of a model that hears": (
+        "moss_transcribe_diarize qwen2_5_omni_thinker qwen3_omni_moe_thinker"
+    ),
+    "a reader of the text part of a model that sees video": (
         "cosmos3_omni fast_vlm llava_next_video llava_onevision video_llama_3 video_llava"
     ),
     "a reader of its text part": (

@@ -110,7 +110,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, *up = project(x, self.inputs)
-        return self.down(ACTIVATIONS[self.activation](gate) * up[0] if up else gate)  # joined, they have the activation
+        return self.down(ACTIVATIONS[self.activation](gate) * up[0] if up else gate)  # joined: their kernel has gated
 
     @property
     def inputs(self) -> tuple[Linear, ...]:

@@ -16,8 +16,8 @@ from penstock.engine.models.layers.linear import GroupedLinear, Linear, Plain, R
 class Branches(nnx.Module):
     """The norms of a mixture that is a branch beside the shared feed-forward (Gemma 4).
 
-    There is one of the residual stream for the experts, another for the router, and one of each branch's result. The
-    router's logits are divided by the square root of the number of features.
+    One norms the residual stream for the experts, another norms it for the router, and one norms each branch's result.
+    The router's logits are divided by the square root of the number of features.
     """
 
     def __init__(self, config: NormConfig, hidden: int, *, dtype: jnp.dtype) -> None:
@@ -101,7 +101,7 @@ class GroupedMLP(nnx.Module):
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:  # as GroupedLinear; f32
         results = [linear.held.split(linear(rows, groups, rows.dtype)) for linear in present(self.gate, self.up)]
         gate, *up = chain.from_iterable(results)
-        return self.down(self.gated(gate, up[0]) if up else gate, groups)  # joined, they may have the activation
+        return self.down(self.gated(gate, up[0]) if up else gate, groups)  # joined: their kernel has gated
 
     def gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if self.clamped is not None:

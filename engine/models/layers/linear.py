@@ -50,7 +50,7 @@ class Held(ABC):
     def multiply_first(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, num_rows: jax.Array
     ) -> jax.Array:
-        """Multiplies the first `num_rows` rows, i32 `[1]`, and others where that is quicker; those are undefined."""
+        """Multiplies the first `num_rows` rows, i32 `[1]`. The results of all other rows are undefined."""
         return self.multiply(x, arrays, bias, dtype, None)
 
     @abstractmethod

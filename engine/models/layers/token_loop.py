@@ -24,14 +24,15 @@ def scan_tokens(
     batch: StateBatch,
     cache: StateCache,
 ) -> tuple[jax.Array, StateCache]:
-    """Applies `token` to each token's inputs and the states before it, which returns its result and the states after
-    it.
+    """Applies `token` to each token's inputs and the states before it. It returns the token's result and the states
+    after it.
 
     Every token runs through the same program on the same shapes, whether it belongs to a prompt or decodes, and
     whatever else is in the step. So its result cannot depend on how a prompt is split.
 
-    The outer loop is over the states to write, the inner one over the tokens up to each. Between the two, states are in
-    memory of their own. They are read and written where a sequence begins, or one is requested.
+    The outer loop is over the states to write, the inner one over the tokens up to each. In the inner loop, states are
+    in memory of their own. They are read from the cache where a sequence begins, and written there where the step
+    requests one.
     """
     num_tokens, most, first = positions.shape[0], batch.writes.shape[0], cache.first_slot
     num_writes = jnp.sum(batch.writes > 0)

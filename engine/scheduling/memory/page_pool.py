@@ -30,8 +30,8 @@ class PagePool:
     sequences share them. Only full pages are indexed, by the layer group whose keys and values they hold; their content
     never changes while they are indexed.
 
-    If a model's layers keep recurrent states, a prefix can only be reused up to a page whose end has a state. These are
-    counted next to the pages, in `states`, by the same hashes. A state is dropped with its page.
+    If a model's layers keep recurrent states, a prefix can only be reused up to a page whose end has a state. States
+    are counted next to the pages, in `states`, by the same hashes. A state is dropped with its page.
     """
 
     def __init__(

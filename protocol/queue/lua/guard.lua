@@ -13,7 +13,7 @@ local function spelled(key)
   return (string.gsub(key, '[^%w_.:{}/@-]', function(char) return string.format('%%%02X', string.byte(char)) end))
 end
 
--- A request's keys have none: that request ends.
+-- Returns the name under which a key is set aside, or nil. The keys of a request have none: the request ends instead.
 local function place_for(key)
   if not STAYS or #moved >= 2 * AT_ONCE then return nil end
   local slot, name = string.match(key, '^(penstock:{[^{}]+}:)(.+)$')
@@ -82,7 +82,7 @@ local function fits(arguments, answer, shape)
   return true
 end
 
--- The last key read that held what no such key can.
+-- Returns the last key that was read and held what such a key never does, or nil.
 local function misread()
   for i = #reads, 1, -1 do
     local arguments, answer = reads[i][1], reads[i][2]

@@ -187,7 +187,7 @@ def _run_figures(result: Result, figure: Figure) -> list[float] | None:
 
 
 def _whole(values: Sequence[float | None]) -> list[float] | None:
-    """None if any is."""
+    """Returns the values; None if any of them is None."""
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else None
 

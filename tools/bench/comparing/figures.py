@@ -17,7 +17,7 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Statistic = Literal["mean", "p50", "p90", "p99"]
 
 STATISTICS: tuple[Statistic, ...] = ("mean", "p50", "p90", "p99")
-"""Without the maximum: it says little about the next run's, and resampling knows nothing beyond it."""
+"""The maximum is left out: it says little about that of the next run, and resampling never exceeds it."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -60,7 +60,7 @@ _RUN_FIELDS = {
 
 
 def figures(has_target: bool) -> Iterator[Figure]:
-    """Yields all; `has_target`: whether requests had one."""
+    """Yields all figures. `has_target`: whether requests had a target."""
     yield Figure("output rate", "tok/s", "rate", is_better_high=True)
     yield Figure("request rate", "req/s", "rate", is_better_high=True)
     if has_target:

@@ -48,7 +48,7 @@ class Interval:
     test: str | None = None
 
     def through(self, function: Callable[[float], float]) -> Interval:
-        """Returns the interval of an increasing function of it."""
+        """Returns the interval with an increasing function applied to both ends."""
         return replace(self, low=function(self.low), high=function(self.high))
 
 
@@ -70,7 +70,7 @@ def by_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def _certain(change: float) -> Interval:
-    """Returns an interval without width: nothing varies."""
+    """Returns an interval of width zero, for values that do not vary."""
     return Interval(change, change)
 
 

@@ -2,12 +2,13 @@
 
 A file of JSON objects, one a line, or a CSV file with a header. Fields are recognized by name. These formats all work:
 
-| trace | arrival | lengths | shared beginnings | | --- | --- | --- | --- | | Penstock's (`penstock plan --trace`) |
-`arrival_s` | `prompt_tokens`, `output_tokens` | `prefix_id`, `prefix_tokens` | | Mooncake, and formats like it |
-`timestamp`, ms | `input_length`, `output_length` | `hash_ids`, 512 tokens each | | Qwen-Bailian, which has `chat_id` |
-`timestamp`, s | `input_length`, `output_length` | `hash_ids`, 16 tokens each | | Azure LLM inference, CSV |
-`TIMESTAMP`, a date and time | `ContextTokens`, `GeneratedTokens` | | | BurstGPT, CSV | `Timestamp`, s | `Request
-tokens`, `Response tokens` | |
+| trace | arrival | lengths | shared beginnings |
+| --- | --- | --- | --- |
+| Penstock's (`penstock plan --trace`) | `arrival_s` | `prompt_tokens`, `output_tokens` | `prefix_id`, `prefix_tokens` |
+| Mooncake, and similar ones | `timestamp`, ms | `input_length`, `output_length` | `hash_ids`, 512 tokens each |
+| Qwen-Bailian, with `chat_id` | `timestamp`, s | `input_length`, `output_length` | `hash_ids`, 16 tokens each |
+| Azure LLM inference, CSV | `TIMESTAMP`, date and time | `ContextTokens`, `GeneratedTokens` | |
+| BurstGPT, CSV | `Timestamp`, s | `Request tokens`, `Response tokens` | |
 
 A line may also have `tenant`, `priority` and `affinity`, which are sent with it. Lines may be in any order; the first
 to arrive does so at once. Penstock's `max_tokens` is for plans only: a replay generates `output_tokens` and ends.

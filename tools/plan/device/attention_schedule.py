@@ -1,8 +1,8 @@
 """The cycles of the attention kernel in a step, from the table of schedules.
 
 The table has plain layers: no window, no soft cap, no sinks, pages of 64 tokens, or of 128 if they are 8 bits wide.
-Other layers of the same kernel count as plain ones of their heads do, at the keys that their windows reach; a plan says
-so. A prompt counts as chunks of 512 tokens, each after those before it, and the last one in part.
+Other layers of the same kernel count like plain layers with the same heads, over the keys that their windows reach; a
+plan says so. A prompt counts as chunks of 512 tokens, each after those before it, and the last one in part.
 """
 
 from __future__ import annotations

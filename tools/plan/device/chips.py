@@ -32,8 +32,9 @@ class Chip:
     def link_rate(self, num_devices: int) -> float:
         """Returns the bytes per second, one way, of a device's links to others of a replica of `num_devices`.
 
-        Replicas are blocks of 2, 2 x 2 or 2 x 4 chips of one host. The larger ones have a ring around their edge, and
-        so two links of each chip; two chips have one between them. Devices of one chip count as if they had that.
+        Replicas are blocks of 2, 2 x 2 or 2 x 4 chips of one host. In the larger ones a ring
+        runs around the edge, so each chip has two links. Two chips have one link between them. Devices of one chip
+        count as if that one connected them.
         """
         return self.link_bytes_per_s * (1 if num_devices <= 2 * self.devices_per_chip else 2)
 

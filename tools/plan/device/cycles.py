@@ -3,7 +3,7 @@
 An instruction is one of
 
 - matmul: it contains a dot or a convolution, with everything fused into it;
-- attention: a Pallas kernel; the compiler has no estimate for these, so their cycles are left out here;
+- kernel: a Pallas kernel, such as attention's; the compiler has no estimate for these, so their cycles are left out;
 - collective: no estimate either;
 - rest: everything else. An instruction that does next to nothing has about 2,100 cycles, the cost of starting it.
 
@@ -30,7 +30,7 @@ class LayerCycles:
 
     @property
     def rest_share(self) -> float:
-        """The share of `rest` in everything with an estimate, or 0. Including attention would make it smaller."""
+        """The share of `rest` in everything with an estimate, or 0. With kernels included it would be smaller."""
         return self.rest / (self.matmul + self.rest) if self.matmul or self.rest else 0.0
 
 

@@ -37,7 +37,7 @@ class KernelCall:
 
 
 def kernel_call(name: str, attributes: str) -> KernelCall:
-    """Returns what an instruction calls that is a kernel; `name` is the instruction's."""
+    """Returns the call of an instruction that runs a kernel; `name` is the instruction's."""
     kernel = name.rstrip("0123456789.")
     given = _OPERANDS.search(attributes)
     reader = _READERS.get(kernel)

@@ -79,7 +79,7 @@ class _Schedule:
         self.waited_s += wait_s
 
     def _seconds(self, collective: Instruction) -> float:
-        """An all-reduce is a reduce-scatter and an all-gather; nothing else takes longer than one of these."""
+        """Returns an all-reduce's time, or half of it for all else: it is a reduce-scatter and an all-gather."""
         kind, num_bytes = collective.opcode.removesuffix("-start"), collective.results[-1].num_bytes
         if kind == "reduce-scatter":  # its result is a device's share
             num_bytes *= self._num_devices

@@ -14,9 +14,9 @@ The formulas can be checked by hand. They are per device, with n devices of one 
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled rows;
   of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
 - An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, or over one between two
-  chips (`Chip.link_rate`), and 2 (n - 1) hops. There
-  are two per layer, of tokens x hidden x bytes of an element, and one after the embedding. If the compiler prints the
-  program, its own collectives count, and those that overlap with compute count only the wait for them (`links.py`).
+  chips (`Chip.link_rate`), and 2 (n - 1) hops. There are two per layer, of tokens x hidden x bytes of an element, and
+  one after the embedding. If the compiler prints the program, the collectives in it count instead; of those that
+  overlap with compute, only the wait for them counts (`links.py`).
 - Logits of r rows and v tokens: for greedy rows, each device's three words are gathered, n - 1 hops each time. Other
   rows are exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over
   two links; then their tokens are gathered.

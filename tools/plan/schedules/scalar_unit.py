@@ -22,7 +22,7 @@ from penstock.tools.plan.schedules.bundles import Bundle, Operation, Predicate, 
 Value = int | bool | None  # None: unknown
 
 GRANULE_BYTES = 32
-"""What the sizes of transfers count in. v5e and v6e: a page of 64 keys says so."""
+"""The unit of the sizes of transfers. On v5e and v6e, the transfer of a page of 64 keys shows it."""
 
 _BITS, _FLOAT = struct.Struct("<i"), struct.Struct("<f")
 _SPACE = 2**18  # words of SMEM, and so the distance between allocations

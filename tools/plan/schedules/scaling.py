@@ -1,9 +1,9 @@
 """The cycles of a kernel at any geometry, from those that are in the table.
 
-A geometry of the table has its own. Of others, some features must be those of rows in the table, and cycles follow the
-size of the work, by this rule: linearly between the two sizes around it, in proportion beyond the smallest and the
-largest. `benchmarks/results/tpu_schedules.md` has what the rule gives for geometries that were left out, and what their
-schedules say.
+For a geometry in the table, its own cycles are used. For any other, some features must equal those of rows in the
+table, and cycles follow the size of the work: linearly between the two nearest sizes, and in proportion beyond the
+smallest and the largest. `benchmarks/results/tpu_schedules.md` compares what this rule gives for geometries that were
+left out with what their schedules say.
 
 | kernel | the same | size |
 | --- | --- | --- |

@@ -86,7 +86,7 @@ class Schedule:
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """Outer ones before those in them, otherwise by address."""
+        """The loops, outer ones before those inside them, otherwise by address."""
         spans = {(start, end) for start, end in self._back_branches if end < len(self.bundles)}
         longest = {start: max(end for first, end in spans if first == start) for start, _ in spans}
         ordered = sorted(longest.items())

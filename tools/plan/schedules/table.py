@@ -2,8 +2,8 @@
 
 A line is a kernel at a geometry, for a chip and a version of libtpu: cycles at some points, which are tokens of context
 for attention and rows for matmuls. Between two points cycles are interpolated linearly, and after the last they go on
-as between the last two. Before the first they are those of the first. Other geometries:
-`scaling.py`.
+as between the last two. Before the first they are those of the first. `scaling.py` has the
+rule for other geometries.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 -- 'end' a reply that another arithmetic began, or ''.
 -- Answers 'ok' and what `parse_claim` reads; or why the request was not claimed: 'dead'; 'done'; 'junk' and the field;
 -- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest; 'other_arithmetic', the digest of its
--- model and its own.
+-- model, and its arithmetic.
 -- Loaded after shared/clock.lua.
 local MOST_DIGITS = 15  -- a longer number is not a count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]

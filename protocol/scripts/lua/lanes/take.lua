@@ -23,7 +23,7 @@ local has_more = lane_new(tonumber(ARGV[6]))
 local lowest, tries = tonumber(ARGV[8]), 0
 local function oldest(holder) return (redis.call('XPENDING', requests, group, '-', '+', 1, holder)[1] or {})[1] end
 
-local kinds = {}  -- that entries were set aside for: pending entries count, whatever the places say
+local kinds = {}  -- those of ours that entries were set aside for: only pending entries tell, not the places
 for i = 11, 12 do
   if ARGV[i] ~= '' and count > 0 and oldest(ASIDE .. ARGV[i]) then kinds[#kinds + 1] = ARGV[i] end
 end
