@@ -23,7 +23,7 @@ from penstock.engine.execution.kept_steps import KeptSteps
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling.masks import MaskBuilder
-from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.sampling_rows import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults

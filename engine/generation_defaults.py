@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from penstock.engine.errors import CheckpointError, InvalidRequest, shown
 from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
-from penstock.parameters import MODEL, SamplingParameters, declared
+from penstock.parameters import FIRST, MODEL, Parameter, SamplingParameters, declared
 
 # Fields that change which tokens are chosen and have no counterpart here, with the value that means "off".
 NOT_HONOURED: Mapping[str, Any] = {
@@ -57,8 +57,18 @@ class GenerationDefaults:
         return {name: getattr(self.sampling, name) for name in _with_a_default()}
 
     def spelled(self) -> str:
-        """Returns as JSON all values that hold: equal ones generate the same for a request that leaves them open."""
-        return json.dumps({**self.values(), "eos_token_ids": self.eos_token_ids}, sort_keys=True)
+        """Returns as JSON what holds for a request that leaves parameters open. Equal texts generate the same.
+
+        A parameter that is newer than the first version is left out unless it changes something: workers of a version
+        without it then join the same queue.
+        """
+        known, neutral = _with_a_default(), SamplingParams()
+        said = {
+            name: value
+            for name, value in self.values().items()
+            if value != getattr(neutral, name) or known[name].since == FIRST
+        }
+        return json.dumps({**said, "eos_token_ids": self.eos_token_ids}, sort_keys=True)
 
 
 class Stated(Protocol):
@@ -118,15 +128,15 @@ def _token_ids(value: object) -> tuple[int, ...]:
 def _stated(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the file says of the parameters that a model has defaults for."""
     stated: dict[str, Any] = {"temperature": 0.0} if _field(fields, "do_sample", bool) is False else {}
-    for name, kind in _with_a_default().items():
-        if name not in stated and (value := _field(fields, name, kind)) is not None:
+    for name, each in _with_a_default().items():
+        if name not in stated and (value := _field(fields, name, each.type)) is not None:
             stated[name] = value
     return stated
 
 
-def _with_a_default() -> dict[str, type]:
-    """Returns the parameters that a model has defaults for, and their types."""
-    return {name: each.type for name, each in declared(SamplingParameters).items() if each.otherwise == MODEL}
+def _with_a_default() -> dict[str, Parameter]:
+    """Returns the parameters that a model has defaults for, by name."""
+    return {name: each for name, each in declared(SamplingParameters).items() if each.otherwise == MODEL}
 
 
 def _sampling(stated: Mapping[str, Any]) -> SamplingParams:

@@ -18,8 +18,8 @@ from penstock.engine.execution.sampling.adjust_kernel import adjust_by_kernel
 from penstock.engine.execution.sampling.draw_filters import MOST_CANDIDATES
 from penstock.engine.execution.sampling.draw_kernel import draw
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
-from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.execution.sampling.sampling_state import SamplingState
+from penstock.engine.execution.sampling_rows import PARAMETERS, SamplingRows
 from penstock.engine.formats.packing import leaf_shapes
 from penstock.engine.kernels.tpu import (
     GATED_DELTA_RULE,
@@ -184,8 +184,8 @@ def _expert_cycles(_: Geometry, rows: int | str, schedule: Schedule) -> float:
 
 def _compile_draw(of: Geometry, _: int | str, shape: Shape) -> jax.stages.Compiled:
     num_rows = of["rows"]
-    number, integer = shape(num_rows, dtype="float32"), shape(num_rows)
-    rows = SamplingRows(number, number, number, integer, shape(num_rows, 2, dtype="uint32"), integer)
+    values = {name: shape(num_rows, dtype=np.dtype(kind).name) for name, kind in PARAMETERS.items()}
+    rows = SamplingRows(**values, seed=shape(num_rows, 2, dtype="uint32"), output_index=shape(num_rows))
     logits = shape(1, num_rows, of["vocab"], dtype="float32")
     return _compile(partial(draw, vocab_size=of["vocab"]), logits, rows)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from penstock.engine.execution.sampling_rows import NUM_SAMPLING_WORDS
 from penstock.engine.request import MAX_STOP_TOKENS
 
 MIN_BUCKET = 16
 
-NUM_SAMPLING_WORDS = 7
 _NUM_EXTENDED_WORDS = 9
 
 

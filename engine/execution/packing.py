@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,8 @@ from penstock.engine.execution.sampling.options import (
     as_word,
     head_rows,
 )
-from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
+from penstock.engine.execution.sampling_rows import GREEDY, NOT_A_TOKEN, PARAMETERS
+from penstock.engine.request import SamplingParams
 from penstock.engine.scheduling.memory.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import StepPlan
@@ -158,20 +160,19 @@ def _pack_states(plan: StepPlan, parts: dict[str, np.ndarray]) -> None:
 def _sampling_words(row: HeadRow) -> tuple[int, ...]:
     sequence = row.row.sequence
     if not sequence.sampling_words:
-        params, seed = sequence.request.sampling, sequence.seed
-        sequence.sampling_words = (
-            as_word(params.temperature),
-            as_word(params.top_p),
-            as_word(params.min_p),
-            min(params.top_k, MAX_WORD),
-            _signed(seed >> 32),
-            _signed(seed & 0xFFFFFFFF),
-        )
+        seed = _signed(sequence.seed >> 32), _signed(sequence.seed & 0xFFFFFFFF)
+        sequence.sampling_words = (*_parameter_words(sequence.request.sampling), *seed)
     return (*sequence.sampling_words, row.output_index)
+
+
+def _parameter_words(params: SamplingParams) -> Iterator[int]:
+    for name, kind in PARAMETERS.items():
+        value = getattr(params, name)
+        yield min(value, MAX_WORD) if kind is np.int32 else as_word(value)
 
 
 def _signed(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
-_GREEDY_WORDS = (0, as_word(1.0), 0, 0, 0, 0, 0)
+_GREEDY_WORDS = (*_parameter_words(GREEDY), 0, 0, 0)

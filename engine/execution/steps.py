@@ -14,12 +14,13 @@ from flax import nnx
 from penstock.engine.attention import AttentionBackend, attend_in_groups
 from penstock.engine.execution.compilation import compiled
 from penstock.engine.execution.decode_loop import decode_loop
-from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling.extended import sample_extended
 from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.execution.sampling.sampling import Form
 from penstock.engine.execution.sampling.sampling_state import SamplingState, filled, sampling_state
 from penstock.engine.execution.sampling.vocab_shares import sample_shares
+from penstock.engine.execution.sampling_rows import NUM_SAMPLING_WORDS
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.models.decoder import Unembedding

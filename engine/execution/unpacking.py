@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.geometry import ArrayLayout
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows
-from penstock.engine.execution.sampling.sampling_rows import SamplingRows
+from penstock.engine.execution.sampling_rows import PARAMETERS, SamplingRows
 from penstock.engine.models import WantedTokens
 from penstock.engine.models.layers.recurrence import StateBatch
 
@@ -63,13 +64,15 @@ def lengths_at(positions: jax.Array, rope_lengths: jax.Array) -> jax.Array | Non
 
 
 def unpack_sampling(words: jax.Array) -> SamplingRows:  # i32 [num_rows, words]
+    end = len(PARAMETERS)
+    values = {
+        name: words[:, place] if kind is np.int32 else _as_float(words[:, place])
+        for place, (name, kind) in enumerate(PARAMETERS.items())
+    }
     return SamplingRows(
-        temperature=_as_float(words[:, 0]),
-        top_p=_as_float(words[:, 1]),
-        min_p=_as_float(words[:, 2]),
-        top_k=words[:, 3],
-        seed=jax.lax.bitcast_convert_type(words[:, 4:6], jnp.uint32),
-        output_index=words[:, 6],
+        **values,
+        seed=jax.lax.bitcast_convert_type(words[:, end : end + 2], jnp.uint32),
+        output_index=words[:, end + 2],
     )
 
 

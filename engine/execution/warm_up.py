@@ -11,7 +11,7 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling.options import SamplingBatch, neutral_options
-from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
+from penstock.engine.execution.sampling_rows import NOT_A_TOKEN
 from penstock.engine.execution.step_memory import Measured, StepMemory
 from penstock.engine.progress import ReportProgress
 from penstock.engine.scheduling.pace import Pace, StepTimes

@@ -6,10 +6,12 @@ ends as any interpreter does, so what is flushed at the end counts too.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from penstock.cli import main
 
@@ -21,6 +23,8 @@ class Run:
     words: list[str]
     out: str  # CLOSED, GONE (a pipe without a reader), or a file
     err: str
+    stacks: str  # a file: where the command is if it takes longer than `limit_s`
+    limit_s: float
     encoding: str = "utf-8"
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -30,6 +34,7 @@ class Run:
 
 def begin(run: Run) -> None:
     """Does what the system and Python do before a program's first line."""
+    faulthandler.dump_traceback_later(run.limit_s, file=Path(run.stacks).open("w"))  # noqa: SIM115
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name, to, errors in ((1, "stdout", run.out, "strict"), (2, "stderr", run.err, "backslashreplace")):
         _lead(number, to)

@@ -103,11 +103,16 @@ class Forks:
         files = [self._folder / "out", self._folder / "err"]
         for file in files:
             file.write_text("")
-        run = Run(words, out or str(files[0]), err or str(files[1]), encoding, environment(**variables))
+        stacks, outputs = self._folder / "stacks", (out or str(files[0]), err or str(files[1]))
+        run = Run(words, *outputs, str(stacks), 0.8 * WAIT_S, encoding, environment(**variables))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(run.line())
-        status = int(await asyncio.wait_for(self._process.stdout.readline(), WAIT_S))
+        try:
+            status = int(await asyncio.wait_for(self._process.stdout.readline(), WAIT_S))
+        except TimeoutError as error:
+            error.add_note(f"{run}\n{stacks.read_text()}")
+            raise
         return Ended(status, *(file.read_text(errors="replace") for file in files))
 
     def words(self, name: str) -> list[str]:

@@ -25,6 +25,7 @@ from penstock.producer.request import build_request
 from penstock.protocol.wire import PARAMETERS, GenerateRequest, parse_request
 from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.preparation import Preparation
+from tests.support.packages import ROOT
 from tests.support.parameter_values import a_value, beyond, the_edges
 from tests.support.programs.gateway_harness import CARD
 
@@ -83,6 +84,12 @@ def test_the_engine_has_each_that_it_honours_with_its_default() -> None:
     assert neutral.keys() == SAMPLING.keys()
     stated = {name: each.default for name, each in SAMPLING.items() if each.default is not None}
     assert {name: neutral[name] for name in stated} == stated
+
+
+def test_the_engine_reads_each() -> None:
+    """One that only travels would change nothing."""
+    sources = "\n".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
+    assert [name for name in SAMPLING if not re.search(rf"\.{name}\b", sources)] == []
 
 
 @pytest.mark.parametrize("name", CHECKED_BY_ENGINE)

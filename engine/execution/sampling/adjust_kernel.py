@@ -22,8 +22,8 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine.execution.sampling.adjusting import LARGEST
 from penstock.engine.execution.sampling.draw_filters import aligned, registers_of
 from penstock.engine.execution.sampling.extended_rows import ADJUSTED, BIASED, ExtendedRows, SeenDrafts
-from penstock.engine.execution.sampling.sampling_rows import NEVER
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, LANES, STOPS, SamplingState
+from penstock.engine.execution.sampling_rows import NEVER
 from penstock.engine.kernels.pallas import Ref
 
 _ROWS = 8  # of a block

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from penstock.engine.execution.sampling.extended_rows import NO_DRAFT, ExtendedRows, SeenDrafts
 from penstock.engine.execution.sampling.sampling import Form
-from penstock.engine.execution.sampling.sampling_rows import NEVER
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, rows_of
+from penstock.engine.execution.sampling_rows import NEVER
 
 LARGEST = 1e29
 """Bound on adjusted logits in absolute value: none comes near NEVER."""

@@ -1,4 +1,4 @@
-"""The filters of the TPU sampling kernel: they find the logit below which top_k, top_p and min_p drop a row's tokens.
+"""The filters of the TPU sampling kernel: they find the logit below which a row's filters drop its tokens.
 
 This threshold is found by bisection over all floats. If each pass read every token, that would take long, so passes
 read a few candidates instead. The maxima of groups of tokens give a lower bound of the threshold, and the tokens that
@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.execution.sampling.prefix_sums import LANES
-from penstock.engine.execution.sampling.sampling_rows import ordered_to_float
+from penstock.engine.execution.sampling_rows import DrawParameters, ordered_to_float
 from penstock.engine.kernels.pallas import Ref
 
 MOST_CANDIDATES = 4  # in one lane of a strip
@@ -110,20 +110,23 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters that the rows ask for, as columns."""
+    """The filters that the rows ask for.
 
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
+    Attributes:
+        asked: columns, all f32.
+        vocab_size: a top_k of as many tokens filters nothing.
+    """
+
+    asked: DrawParameters
     vocab_size: int
 
     @property
     def has_top_k(self) -> jax.Array:
-        return (self.top_k > 0) & (self.top_k < self.vocab_size)
+        return (self.asked.top_k > 0) & (self.asked.top_k < self.vocab_size)
 
     @property
     def has_top_p(self) -> jax.Array:
-        return self.top_p < 1.0
+        return self.asked.top_p < 1.0
 
     def least(self, tokens: Tokens, few: Tokens, top: jax.Array, total: jax.Array) -> jax.Array:
         """Returns the column of the least logits that are kept.
@@ -142,12 +145,12 @@ class Filters:
 
         nothing = jnp.full(top.shape, -jnp.inf, jnp.float32)
         found = lax.cond(_any(self.has_top_k | self.has_top_p), bisected, lambda: nothing)
-        return jnp.maximum(found, top + jnp.log(self.min_p))  # minus infinity where min_p is 0
+        return jnp.maximum(found, self.asked.floor(top))
 
     def _bound(self, maxima: Tokens, top: jax.Array, total: jax.Array) -> jax.Array:
         """Returns the column of lower bounds of thresholds: top_k maxima reach them, or maxima with top_p's mass."""
         maxima.weigh(top, self.has_top_k)
-        wanted = jnp.where(self.has_top_k, self.top_k, self.top_p * total * _MARGIN)
+        wanted = jnp.where(self.has_top_k, self.asked.top_k, self.asked.top_p * total * _MARGIN)
         bound = maxima.highest(maxima.mass, wanted, num_bits=_HIGH_BITS)
         return jnp.where(self.has_top_k | self.has_top_p, bound, jnp.inf)
 
@@ -155,12 +158,12 @@ class Filters:
         nothing = jnp.full(top.shape, -jnp.inf, jnp.float32)
 
         def by_top_k() -> jax.Array:
-            wanted = jnp.where(self.has_top_k, self.top_k, 1.0)  # f32 has these counts exactly
+            wanted = jnp.where(self.has_top_k, self.asked.top_k, 1.0)  # f32 has these counts exactly
             return jnp.where(self.has_top_k, tokens.highest(tokens.count, wanted), -jnp.inf)
 
         def by_top_p(least: jax.Array) -> jax.Array:
             left = jnp.where(self.has_top_k, tokens.totals(tokens.mass, [least])[0], total)
-            found = tokens.highest(tokens.mass, self.top_p * left, least)
+            found = tokens.highest(tokens.mass, self.asked.top_p * left, least)
             # A top_p that f32 rounds to 0 wants no mass at all, and still keeps the most likely token.
             return jnp.where(self.has_top_p, jnp.maximum(least, jnp.minimum(found, top)), least)
 

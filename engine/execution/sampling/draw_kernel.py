@@ -8,7 +8,7 @@ and so does a token if its random number falls into that difference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -28,12 +28,20 @@ from penstock.engine.execution.sampling.draw_filters import (
     registers_of,
 )
 from penstock.engine.execution.sampling.prefix_sums import LANES, prefix_lanes, prefix_sums, sums_of
-from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows, uniforms
+from penstock.engine.execution.sampling_rows import (
+    NEVER,
+    NOT_A_TOKEN,
+    NOTHING_LEFT,
+    PARAMETERS,
+    DrawParameters,
+    SamplingRows,
+    uniforms,
+)
 from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.vmem import VMEM_BYTES
 
 _FLOPS = 50  # for each logit, if rows have filters
-_TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _UNIFORM, _NUM_PARAMETERS = range(6)  # lanes of a row's parameters
+_UNIFORM = len(PARAMETERS)  # the lane after those of a row's parameters
 
 
 def draw(
@@ -82,8 +90,8 @@ def draw(
 
 def _parameters(rows: SamplingRows) -> jax.Array:
     """Packs the parameters as f32 `[num_rows, LANES]`. A top_k that f32 rounds, above 2**24, exceeds any vocabulary."""
-    columns = (rows.temperature, rows.top_p, rows.min_p, rows.top_k.astype(jnp.float32), uniforms(rows))
-    return jnp.pad(jnp.stack(columns, axis=1), ((0, 0), (0, LANES - _NUM_PARAMETERS)))
+    columns = *(getattr(rows, name).astype(jnp.float32) for name in PARAMETERS), uniforms(rows)
+    return jnp.pad(jnp.stack(columns, axis=1), ((0, 0), (0, LANES - len(columns))))
 
 
 def _kernel(
@@ -107,8 +115,9 @@ def _kernel(
         column: jax.Array = parameters[:, lane : lane + 1]
         return column
 
-    is_drawn = of(_TEMPERATURE) > 0
-    temperature = jnp.where(is_drawn, of(_TEMPERATURE), 1.0)
+    asked = DrawParameters(*map(of, range(len(PARAMETERS))))
+    is_drawn = asked.temperature > 0
+    temperature = jnp.where(is_drawn, asked.temperature, 1.0)
     raw_top, greedy, is_sound = work.take(logits, temperature, vocab_size, share)
 
     def put(tokens: jax.Array) -> None:
@@ -121,8 +130,8 @@ def _kernel(
     def _() -> None:
         top = jnp.maximum(raw_top / temperature, NEVER)
         total = work.weigh(top)
-        top_k, top_p = jnp.where(is_drawn, of(_TOP_K), 0.0), jnp.where(is_drawn, of(_TOP_P), 1.0)
-        filters = Filters(top_k, top_p, of(_MIN_P), vocab_size)
+        top_k, top_p = jnp.where(is_drawn, asked.top_k, 0.0), jnp.where(is_drawn, asked.top_p, 1.0)
+        filters = Filters(replace(asked, top_k=top_k, top_p=top_p), vocab_size)
         work.add_up(filters.least(work.tokens, work.few, top, total))
         put(jnp.where(is_drawn, work.first_past(of(_UNIFORM), greedy), greedy))
 

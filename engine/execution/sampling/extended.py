@@ -19,9 +19,9 @@ from penstock.engine.execution.sampling.adjusting import adjust, masked
 from penstock.engine.execution.sampling.extended_rows import ExtendedRows, SeenDrafts, behind_right_drafts, seen_drafts
 from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of, no_logprobs
 from penstock.engine.execution.sampling.sampling import Form, joined, sample, survey
-from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.execution.sampling.sampling_state import SamplingState, counted
 from penstock.engine.execution.sampling.vocab_shares import apply_by_rows, sample_shares
+from penstock.engine.execution.sampling_rows import SamplingRows
 from penstock.engine.sharding.placement import Placement
 
 _TPU_TILE = 8  # rows: a device takes as long for fewer

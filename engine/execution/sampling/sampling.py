@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.execution.sampling.draw_kernel import draw
-from penstock.engine.execution.sampling.sampling_rows import (
+from penstock.engine.execution.sampling_rows import (
     NEVER,
     NOT_A_TOKEN,
     NOTHING_LEFT,
@@ -79,9 +79,9 @@ def sample(
 
     The shares are consecutive parts of the vocabulary; everything from `vocab_size` on is padding.
 
-    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Equally likely tokens at a
-    filter's edge are all kept; among equal maxima, greedy takes the first. A row with unsound logits gives NOT_A_TOKEN,
-    and a row without any allowed token gives NOTHING_LEFT.
+    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, then a floor. All equally likely
+    tokens at a filter's edge are kept; among equal maxima, greedy takes the first. A row with unsound logits gives
+    NOT_A_TOKEN, and a row without any allowed token gives NOTHING_LEFT.
     """
     sampled = draw(shares, rows, vocab_size) if form is Form.TPU else _sample_by_xla(shares, rows, vocab_size, form)
     return sampled if is_sound is None else jnp.where(is_sound, sampled, NOT_A_TOKEN)
@@ -151,11 +151,11 @@ def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, ot
 
 
 def _filter(logits: jax.Array, rows: SamplingRows, form: Form = Form.XLA) -> jax.Array:
-    """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary.
+    """Masks what top_k, then top_p, then a floor leave out, by a threshold each, without sorting the vocabulary.
 
     A filter that no row asks for is skipped.
     """
-    is_cut, is_bounded = jnp.any(rows.top_k > 0), jnp.any((rows.top_p < 1.0) | (rows.min_p > 0.0))
+    is_cut, is_bounded = jnp.any(rows.top_k > 0), jnp.any((rows.top_p < 1.0) | rows.has_floor)
     logits = jax.lax.cond(is_cut, partial(_keep_top_k, form=form), lambda logits, _: logits, logits, rows)
     kept: jax.Array = jax.lax.cond(is_bounded, partial(_keep_mass, form=form), lambda logits, _: logits, logits, rows)
     return kept
@@ -181,8 +181,7 @@ def _keep_mass(logits: jax.Array, rows: SamplingRows, form: Form) -> jax.Array:
 
     # A top_p that f32 rounds to 0 wants no mass at all, and still keeps the most likely token.
     kept = (logits >= jnp.minimum(_highest(enough_mass, logits, form), top)) | (rows.top_p[:, None] >= 1.0)
-    floor = top + jnp.log(rows.min_p)[:, None]  # -inf if min_p is 0
-    return jnp.where(kept & (logits >= floor), logits, NEVER)
+    return jnp.where(kept & (logits >= rows.columns.floor(top)), logits, NEVER)
 
 
 def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array, form: Form) -> jax.Array:

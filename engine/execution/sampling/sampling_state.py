@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling.sampling_rows import NEVER
+from penstock.engine.execution.sampling_rows import NEVER
 
 IN_PROMPT = 1
 STOPS = 2

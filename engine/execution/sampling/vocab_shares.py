@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from penstock.engine.execution.sampling.sampling import Form, Survey, greedy_tokens, sample, survey
-from penstock.engine.execution.sampling.sampling_rows import SamplingRows
+from penstock.engine.execution.sampling_rows import SamplingRows
 from penstock.engine.sharding.placement import Placement
 
 _Found = TypeVar("_Found")

@@ -15,10 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.engine.execution.sampling.draw_kernel import draw
 from penstock.engine.execution.sampling.prefix_sums import LANES, prefix_lanes, prefix_sums
 from penstock.engine.execution.sampling.sampling import _draw, _sample_by_xla, survey
-from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
+from penstock.engine.execution.sampling_rows import (
+    NEVER,
+    NOT_A_TOKEN,
+    NOTHING_LEFT,
+    PARAMETERS,
+    SamplingRows,
+)
+from penstock.engine.request import SamplingParams
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.execution.test_sampling import KINDS, rows
+from tests.support.parameter_values import a_value
 from tests.support.patience import slow
 
 MIXED: dict[str, Any] = {
@@ -27,6 +35,7 @@ MIXED: dict[str, Any] = {
     "top_p": [1.0, 0.5, 0.95, 0.8, 1.0, 0.999],
     "min_p": [0.0, 0.5, 0.01, 0.0, 0.3, 1e-4],
 }
+MIXED |= {name: [getattr(SamplingParams(), name), a_value(name)] for name in PARAMETERS if name not in MIXED}
 
 
 def by_kernel(

@@ -19,7 +19,6 @@ from penstock.engine.execution.sampling.extended import sample_extended
 from penstock.engine.execution.sampling.extended_rows import NO_DRAFT, NO_TARGET, ExtendedRows, seen_drafts
 from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of
 from penstock.engine.execution.sampling.sampling import Form
-from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.sampling.sampling_state import (
     GENERATED,
     IN_PROMPT,
@@ -30,6 +29,7 @@ from penstock.engine.execution.sampling.sampling_state import (
     slot_fill,
     state_bytes,
 )
+from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
 from penstock.parameters import MAX_LOGIT_BIAS
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of

@@ -11,8 +11,8 @@ import numpy as np
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch, BatchBuilder
 from penstock.engine.execution.sampling.extended_rows import NO_TARGET
-from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS
+from penstock.engine.execution.sampling_rows import GREEDY, NEVER, NOT_A_TOKEN, PARAMETERS
 from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.memory.page_pool import PagePool
@@ -20,6 +20,7 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import StepPlan
+from tests.support.parameter_values import a_value
 
 GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=32, max_model_len=40, page_size=4, vocab_size=50)
 EOS = 49
@@ -114,13 +115,13 @@ def test_each_group_of_layers_has_a_table_without_the_pages_that_its_window_has_
 
 def test_sampling_parameters_arrive_to_the_bit() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
-    params: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 2**40, "seed": 5}
-    sequence = add(by, "a", (1, 2, 3), **params)
+    params = {name: a_value(name) for name in PARAMETERS}
+    assert {"temperature", "top_k"} <= params.keys()
+    sequence = add(by, "a", (1, 2, 3), **params, seed=2**63 - 5)
     rows = unpack_sampling(inputs_of(builder.build(planned(by))).sampling)
-    np.testing.assert_array_equal(
-        [rows.temperature[0], rows.top_p[0], rows.min_p[0]], np.array([0.7, 0.9, 0.05], np.float32)
-    )
-    assert rows.top_k[0] == 2**31 - 1
+    for name, kind in PARAMETERS.items():
+        assert getattr(rows, name)[0] == kind(params[name]) != kind(getattr(GREEDY, name))
+        assert getattr(rows, name).dtype == kind
     assert int(rows.seed[0, 0]) << 32 | int(rows.seed[0, 1]) == sequence.seed
     assert rows.output_index[0] == 0
     rows = unpack_sampling(inputs_of(builder.build(planned(by))).sampling)

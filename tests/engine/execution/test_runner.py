@@ -12,7 +12,7 @@ from penstock.engine.attention import CacheSpec, KVCacheSpec, XlaAttention
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
-from penstock.engine.execution.sampling.sampling_rows import NOTHING_LEFT
+from penstock.engine.execution.sampling_rows import NOTHING_LEFT
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.memory.page_pool import PagePool

@@ -20,8 +20,15 @@ from transformers import (
 
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.execution.sampling.sampling import Form, _filter, _first_past, sample, survey
-from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
+from penstock.engine.execution.sampling_rows import (
+    NEVER,
+    NOT_A_TOKEN,
+    NOTHING_LEFT,
+    PARAMETERS,
+    SamplingRows,
+)
 from penstock.engine.kernels.cpu import NativeLibrary
+from penstock.engine.request import SamplingParams
 
 pytestmark = pytest.mark.versions
 
@@ -29,16 +36,13 @@ VOCAB = 60
 
 
 def rows(count: int, **values: Any) -> SamplingRows:
-    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0, "output_index": 0}
-    fields |= values
+    """Returns rows with these values of fields, for each row or for all; no other parameter changes anything."""
+    fields: dict[str, Any] = {name: getattr(SamplingParams(), name) for name in PARAMETERS} | {"output_index": 0}
+    seed = jnp.asarray(values.pop("seed", np.arange(2 * count).reshape(count, 2)), jnp.uint32)
     arrays = {
-        name: jnp.broadcast_to(
-            jnp.asarray(value, jnp.int32 if name in ("top_k", "output_index") else jnp.float32), count
-        )
-        for name, value in fields.items()
-        if name != "seed"
+        name: jnp.broadcast_to(jnp.asarray(value, PARAMETERS.get(name, np.int32)), count)
+        for name, value in (fields | values).items()
     }
-    seed = jnp.asarray(fields.get("seed", np.arange(2 * count).reshape(count, 2)), jnp.uint32)
     return SamplingRows(seed=seed, **arrays)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.models import FAMILIES
+from tests.engine.checkpoints import OF_FAMILY
 from tests.engine.engines import write_model
 from tests.engine.sharding.devices import Runs, run_models
 from tests.engine.whole import test_engine_parity
@@ -15,17 +16,17 @@ from tests.engine.whole import test_engine_parity
 pytestmark = pytest.mark.slow
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1003}
-MIXTURES: tuple[str, ...] = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "granitemoe", "dots1")
-MIXTURES += ("qwen3_next", "qwen3_5_moe_text", "minimax_m2", "ernie4_5_moe", "solar_open", "exaone_moe", "hy_v3")
-MIXTURES += ("granitemoeshared", "granitemoe_swa", "flex_olmo", "lfm2_moe", "mellum", "afmoe", "flint")
 FEATURES = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    family: ("1,2,1x2" if family in MIXTURES else "1,2", {"family": family, **config, **HEADS})
-    for family, config in test_engine_parity.MODELS.values()
-}
+
+def _divided(family: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    has_experts = any("expert" in field for field in {**OF_FAMILY.get(family, {}), **config})
+    return "1,2,1x2" if has_experts else "1,2", {"family": family, **config, **HEADS}
+
+
+MODELS = {family: _divided(family, config) for family, config in test_engine_parity.MODELS.values()}
 MODELS |= {
-    name: ("1,2,1x2" if "enable_moe_block" in config else "1,2", {"family": family, **config, **HEADS})
+    name: _divided(family, config)
     for name, (family, config) in test_engine_parity.MODELS.items()
     if family == "gemma4_text"
 }

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.engine import Engine, Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.execution.runner import InFlight
-from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
+from penstock.engine.execution.sampling_rows import NOT_A_TOKEN
 from penstock.engine.scheduling.pace import Pace
 from tests.engine.checkpoints import reference_logits
 from tests.engine.engines import SMALL, VOCAB_SIZE, drive, forget_prefixes, preempt_all

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from penstock.engine import Engine, InvalidRequest, PromptTooLong, Request, SamplingParams
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
-from penstock.engine.execution.sampling.sampling_rows import NOTHING_LEFT
+from penstock.engine.execution.sampling_rows import NOTHING_LEFT
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.slack import StepClock
 from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, all_pages_are_free, drive, write_model

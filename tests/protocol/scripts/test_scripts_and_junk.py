@@ -17,11 +17,10 @@ from tests.support.redis_servers.junk import WRONG_TYPES, harm, is_kept
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
-NO_SCRIPTS = {"new_instance", "parse_beat", "parse_claim", "parse_reserve", "parse_standing"}
 SCRIPTS = {
     name: script
     for name in scripts.__all__
-    if inspect.isfunction(script := getattr(scripts, name)) and name not in NO_SCRIPTS
+    if inspect.isfunction(script := getattr(scripts, name)) and name != "new_instance" and not name.startswith("parse_")
 }
 CLAIM = Claim(5, "i", False, False, 0, 0, 1, 0, 0, 0)
 GIVEN: dict[str, Any] = {
