@@ -21,7 +21,7 @@ SAMPLING = (
     Mutant(
         "same-number-at-every-place",
         "P3: a draw depends on the seed and the output index",
-        f"{_CODE}/sampling_rows.py",
+        "engine/execution/sampling_rows.py",
         "jax.random.uniform(jax.random.fold_in(key, output_index))",
         "jax.random.uniform(key)",
         (f"{_TESTS}/test_sampling.py::test_a_draw_depends_on_seed_and_output_index_alone",),
