@@ -137,6 +137,7 @@ def test_what_the_stream_holds_must_be_what_was_seen() -> None:
 
 def test_two_queue_entries_for_one_request() -> None:
     assert faults(GOOD, entry_ids=["1-1", "1-1"]) == []
+    assert faults(GOOD, entry_ids=["1-1", "0-0"]) == []
     assert faults(GOOD, entry_ids=["1-1", "2-1"]) == ["doubled"]
 
 

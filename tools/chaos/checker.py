@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.protocol import keys
 from penstock.tools.chaos.history import ChaosEvent, History, RequestRecord, Seen
 from penstock.tools.chaos.plan import RequestPlan
 from penstock.tools.chaos.reading import ChoiceRead, Truth, stop_of, tokens_of
@@ -138,8 +139,9 @@ class _RecordCheck:
             self._say("out of order", f"chunk {entry.entry_id} of choice {index}: {trouble}")
 
     def _check_enqueue(self) -> None:
-        if len(set(self._record.entry_ids)) > 1:
-            self._say("doubled", f"enqueued once, it has the entries {', '.join(sorted(set(self._record.entry_ids)))}")
+        entries = set(self._record.entry_ids) - {keys.NO_ENTRY}  # of a sending that came after the end: it added none
+        if len(entries) > 1:
+            self._say("doubled", f"enqueued once, it has the entries {', '.join(sorted(entries))}")
 
     def _check_end(self) -> None:
         if self._end is None:
