@@ -28,11 +28,11 @@ help:  ## show this list
 demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
-# Made for machines of two cores. There are two processes more, because some tests wait for servers while others compute.
+# Made for machines of two cores. There is one process more, because some tests wait for servers while others compute.
 DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
 MARKS = $(DEFAULT)
-PYTEST = $(BIN)/python -m pytest -q -m "$(MARKS)" -n 4 --dist worksteal
-test: $(VENV)/dev.stamp  ## run the tests in four processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
+PYTEST = $(BIN)/python -m pytest -q -m "$(MARKS)" -n 3 --dist worksteal
+test: $(VENV)/dev.stamp  ## run the tests in three processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
 	@echo "running the tests; the first run compiles what the next ones find (docs/testing.md)"
 	@$(PYTEST)
 
