@@ -47,7 +47,7 @@ LIMITS = (
         "gateway/keys/lua/window.lua",
         "    if (second + 61) * 1000 <= now_ms then\n",
         "    if math.floor(second / 60) < math.floor(now_ms / 60000) then\n",
-        (f"{_LIMITS}::test_a_minute_is_one_that_moves",),
+        (f"{_LIMITS}::test_a_minute_of_the_clock_does_not_begin_anew",),
     ),
     Mutant(
         "repetition-pays-again",
