@@ -115,12 +115,13 @@ def test_each_group_of_layers_has_a_table_without_the_pages_that_its_window_has_
 
 def test_sampling_parameters_arrive_to_the_bit() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
-    params = {name: a_value(name) for name in PARAMETERS}
-    assert {"temperature", "top_k"} <= params.keys()
+    params: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 2**40}
+    params |= {name: a_value(name) for name in PARAMETERS if name not in params}
     sequence = add(by, "a", (1, 2, 3), **params, seed=2**63 - 5)
     rows = unpack_sampling(inputs_of(builder.build(planned(by))).sampling)
+    held = params | {"top_k": 2**31 - 1}
     for name, kind in PARAMETERS.items():
-        assert getattr(rows, name)[0] == kind(params[name]) != kind(getattr(GREEDY, name))
+        assert getattr(rows, name)[0] == kind(held[name]) != kind(getattr(GREEDY, name))
         assert getattr(rows, name).dtype == kind
     assert int(rows.seed[0, 0]) << 32 | int(rows.seed[0, 1]) == sequence.seed
     assert rows.output_index[0] == 0

@@ -17,9 +17,8 @@ from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.local.embedded import EmbeddedServer
-from penstock.protocol import keys
+from penstock.protocol import keys, lua
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.packages import ROOT
 from tests.support.patience import eventually
 from tests.support.programs.fakes import Behaviour, LossyProxy, ScriptedReply, ScriptedWorker, one_word, until_cancelled
 from tests.support.programs.gateway_client import openai_client
@@ -263,7 +262,7 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
 
 
 async def test_a_minute_of_the_clock_does_not_begin_anew(redis: RedisClient) -> None:
-    source = (ROOT / "gateway/keys/lua/window.lua").read_text()
+    source = lua.load("penstock.gateway.keys", "window")
     minute = 60 * 10**6
     await redis.hset("window", mapping={minute - 61: 90, minute - 60: 1, minute - 1: 2})
     counted = await redis.eval(f"{source}\nreturn window(KEYS[1], tonumber(ARGV[1]))", 1, "window", 1000 * minute + 1)
