@@ -1,4 +1,4 @@
-"""Opens a checkpoint: a folder in Hugging Face format, or one GGUF file. Everything else only sees a Checkpoint."""
+"""Opens a checkpoint: a folder in Hugging Face format, or GGUF files. Everything else only sees a Checkpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from penstock.engine.formats.tensor_mapping import QuantizedFormat
 from penstock.engine.loading.files import CONFIG_FILE
 from penstock.engine.loading.folder import Folder
 from penstock.engine.loading.gguf.file import GgufFile
-from penstock.engine.loading.gguf.header import read_header
-from penstock.engine.loading.gguf.parts import PART_NAME, refuse_part
+from penstock.engine.loading.gguf.parts import names_of_parts
 from penstock.engine.loading.weights import Stored, WeightFiles
 
 if TYPE_CHECKING:
@@ -67,17 +66,17 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a folder or a GGUF file, which may be the only one in a folder without config.json.
+    """Opens a folder, or a GGUF file with those that are parts of the same model.
+
+    A folder without config.json may hold the GGUF files of one model.
 
     Raises:
-        CheckpointError: it cannot be read, or the folder holds several GGUF files and no config.json.
-        ConfigError: a GGUF file holds something that is not supported, or is one part of a model.
+        CheckpointError: it cannot be read, or the folder holds the GGUF files of several models and no config.json.
+        ConfigError: a GGUF file holds something that is not supported.
     """
     if not path.is_dir():
         return GgufFile(path)
     files = [] if (path / CONFIG_FILE).exists() else sorted(path.glob(f"*{GGUF_SUFFIX}"))
-    if len(files) > 1:
-        if PART_NAME.fullmatch(files[0].name):
-            refuse_part(read_header(files[0]))
+    if len(files) > 1 and {file.name for file in files} - set(names_of_parts(files[0].name)):
         raise CheckpointError(f"{path} holds {len(files)} GGUF files, {files[0].name} among them: name the one to load")
     return GgufFile(files[0]) if files else Folder(path)

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint."""
+"""A model in GGUF files, mostly a single one, as a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
 from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, QuantizedFormat
 from penstock.engine.loading.files import GENERATION_FILE, read_json, samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
-from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.gguf.names import LazyArray, View, views
-from penstock.engine.loading.gguf.parts import refuse_part
+from penstock.engine.loading.gguf.parts import read_parts
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
 
@@ -30,7 +29,7 @@ QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, as the file states no
 
 
 class GgufFile:
-    """A checkpoint in a single file, presented like a Hugging Face folder.
+    """A checkpoint in one file, or in several beside each other, presented like a Hugging Face folder.
 
     Raises:
         CheckpointError: it cannot be read, or its description is inconsistent.
@@ -40,15 +39,14 @@ class GgufFile:
     revision: str | None = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config_name = f"metadata of {path.name}"
-        self._header = read_header(path)
-        refuse_part(self._header)
+        self._header = read_parts(path)
+        self.path = self._header.file
+        self.config_name = f"metadata of {self.path.name}"
         self._architecture = architecture_of(self._header)
         for name, tensor in self._header.tensors.items():
             if tensor.kind not in FLOAT_KINDS and tensor.kind not in BLOCK_TYPES:
                 raise ConfigError(
-                    f"{path.name}: tensor {name} is of type {tensor.kind}, which is not supported; "
+                    f"{tensor.file.name}: tensor {name} is of type {tensor.kind}, which is not supported; "
                     f"supported are {', '.join((*FLOAT_KINDS, *BLOCK_TYPES))}"
                 )
 
@@ -76,51 +74,56 @@ class GgufFile:
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
-        return {name: Stored(self.path, view.shape, view.tensor.kind) for name, view in self._views.items()}
+        return {name: Stored(view.tensor.file, view.shape, view.tensor.kind) for name, view in self._views.items()}
 
     @property
     def format(self) -> QuantizedFormat | None:
         return Gguf() if any(tensor.kind in BLOCK_TYPES for tensor in self._header.tensors.values()) else None
 
     def weights(self) -> WeightFiles:
-        return _GgufWeights(self.stored, self._mapped(), self._views)
+        return _GgufWeights(self.stored, self._views)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return tokenizer_of(self._header)
 
     def contents(self) -> Iterator[bytes]:
         """Yields what identifies the weights. Tokenizer and templates are left out, because they have digests of their
-        own; so is the file's name.
+        own; so are the files' names.
         """
         yield json.dumps(self.fields, sort_keys=True, separators=(",", ":")).encode()
-        tensors = self._header.tensors.items()
-        for name, tensor in tensors:
+        first: dict[Path, int] = {}
+        for name, tensor in self._header.tensors.items():
             yield f"\n{name} {tensor.kind} {tensor.shape}".encode()
-        yield from samples(self.path, min((tensor.start for _, tensor in tensors), default=0))
+            first[tensor.file] = min(tensor.start, first.get(tensor.file, tensor.start))
+        for file, start in first.items():
+            yield from samples(file, start)
 
     @cached_property
     def _views(self) -> Mapping[str, View]:
         return views(self._header, self._architecture, self.fields)
 
-    def _mapped(self) -> np.ndarray:
-        return np.memmap(self.path, np.uint8, "r")
-
     def _floats(self, name: str) -> np.ndarray:
         tensor = self._header.tensors[name]
         if tensor.kind not in FLOAT_KINDS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FACTORS:
             raise CheckpointError(
-                f"{self.path.name}: tensor {name} must be at most {MAX_FACTORS} floats in a row, "
+                f"{tensor.file.name}: tensor {name} must be at most {MAX_FACTORS} floats in a row, "
                 f"not {list(tensor.shape)} of {tensor.kind}"
             )
-        return View(tensor).array(self._mapped())[:].astype(np.float32)
+        return View(tensor).array(_mapped(tensor.file))[:].astype(np.float32)
 
 
 class _GgufWeights(WeightFiles):
-    def __init__(self, stored: Mapping[str, Stored], data: np.ndarray, of_names: Mapping[str, View]) -> None:
+    def __init__(self, stored: Mapping[str, Stored], of_names: Mapping[str, View]) -> None:
         super().__init__(stored)
-        self._data, self._of_names = data, of_names
+        self._of_names = of_names
+        self._data = {file: _mapped(file) for file in {each.file for each in stored.values()}}
 
     def tensor(self, name: str) -> LazyArray:
-        return self._of_names[name].array(self._data)
+        view = self._of_names[name]
+        return view.array(self._data[view.tensor.file])
 
     mapped = tensor
+
+
+def _mapped(file: Path) -> np.ndarray:
+    return np.memmap(file, np.uint8, "r")

@@ -10,7 +10,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -47,9 +47,10 @@ _SCALARS = {
 class TensorInfo:
     """Location of a tensor, and the type of its blocks."""
 
+    file: Path
     shape: tuple[int, ...]  # of its elements, in numpy's order
     kind: str  # ggml's name of the type
-    start: int  # in the file
+    start: int  # byte in the file
 
     @property
     def row_bytes(self) -> int:
@@ -63,9 +64,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The header of a file. All its tensors lie inside the file and do not overlap."""
+    """The header of a file, or of all files of a model. Tensors lie inside their file and do not overlap."""
 
-    file: Path
+    file: Path  # of several, the first
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
 
@@ -131,9 +132,7 @@ class _Scan:
         metadata = dict(self._unique(num_fields, "metadata", self._field))
         described = dict(self._unique(num_tensors, "tensor", self._tensor))
         start = self._aligned(metadata)
-        tensors = {
-            name: TensorInfo(tensor.shape, tensor.kind, start + tensor.start) for name, tensor in described.items()
-        }
+        tensors = {name: replace(tensor, start=start + tensor.start) for name, tensor in described.items()}
         self._check_places(tensors)
         return GGUFHeader(self._file, metadata, tensors)
 
@@ -176,7 +175,7 @@ class _Scan:
             raise self._wrong(f"has tensor {name} of type {number}, which ggml does not have") from None
         if 0 in shape or shape[-1] % GGML_QUANT_SIZES[kind][0]:
             raise self._wrong(f"has tensor {name} of shape {list(shape)}, which is not in whole blocks of {kind.name}")
-        return TensorInfo(shape, kind.name, start)
+        return TensorInfo(self._file, shape, kind.name, start)
 
     def _aligned(self, metadata: Mapping[str, Value]) -> int:
         """Returns the start of the first tensor."""

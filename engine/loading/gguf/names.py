@@ -46,7 +46,7 @@ class View:
         return tensor.shape if tensor.kind in FLOAT_KINDS else (*tensor.shape[:-1], tensor.row_bytes)
 
     def array(self, data: np.ndarray) -> LazyArray:
-        """Returns the array in the mapped bytes of the file: nothing is read yet."""
+        """Returns the array in the mapped bytes of its file: nothing is read yet."""
         mine = data[self.tensor.start : self.tensor.start + self.tensor.num_bytes]
         all_of_it = mine.view(jnp.dtype(FLOAT_KINDS.get(self.tensor.kind, "uint8"))).reshape(self._stored_shape)
         values = all_of_it if self.expert is None else all_of_it[self.expert]

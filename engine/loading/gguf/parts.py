@@ -1,45 +1,70 @@
-"""Refuses files that are one part of a model, as llama-gguf-split writes them: a model must be in one file."""
+"""Models in several GGUF files, as llama-gguf-split writes them: the first one describes the model."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from penstock.engine.errors import ConfigError, shown
-from penstock.engine.loading.gguf.header import GGUFHeader
+from penstock.engine.errors import CheckpointError, shown
+from penstock.engine.loading.gguf.header import GGUFHeader, TensorInfo, read_header
 
-PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
+_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def refuse_part(header: GGUFHeader) -> None:
-    """Refuses a part before anything else is read: only the first part describes the model.
+def names_of_parts(name: str) -> list[str]:
+    """Returns the names of all files of the model that a file belongs to, by its name; itself, if it is the only one.
+    What comes before the last `/` stays.
+    """
+    named = _NAME.fullmatch(name)
+    if named is None:
+        return [name]
+    model, count = named["model"], named["count"]
+    return [f"{model}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1)] or [name]
+
+
+def read_parts(file: Path) -> GGUFHeader:
+    """Reads the header of a model, of which `file` is the only file or any one of several beside each other.
 
     Raises:
-        ConfigError: `header` is that of a part. The message says which part to pass to the merging tool, and which
-            ones are missing.
+        CheckpointError: a file is missing, cannot be read, is not a GGUF file, or is not the part that its name says.
     """
-    stated = header.metadata.get("split.count", 1)
-    if stated in (0, 1):
-        return
-    if type(stated) is not int or stated < 0:
-        raise ConfigError(f"{header.file.name} has split.count = {shown(stated)}, expected a whole number")
-    number = header.metadata.get("split.no")
-    place = f"part {number + 1}" if type(number) is int and 0 <= number < stated else "one"
-    raise ConfigError(
-        f"{header.file.name} is {place} of {stated} files that a model is split into; {_cure(header, stated)}"
-    )
+    header = read_header(file)
+    count = header.metadata.get(_COUNT, 1)
+    if count in (0, 1):
+        return header
+    parts = [file.with_name(name) for name in names_of_parts(file.name)]
+    if len(parts) != count:
+        raise CheckpointError(
+            f"{file.name} has {_COUNT} = {shown(count)}; the name of such a file ends in its number and their count, "
+            "such as -00001-of-00003.gguf"
+        )
+    missing = [part.name for part in parts if not part.exists()]
+    if missing:
+        lacking = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+        raise CheckpointError(f"{file.name} is one of {count} files of a model; not beside it: {lacking}")
+    return _joined([header if part == file else read_header(part) for part in parts])
 
 
-def _cure(header: GGUFHeader, stated: int) -> str:
-    named = PART_NAME.fullmatch(header.file.name)
-    if named is None:
-        return "merge them, from the first one on: llama-gguf-split --merge FIRST.gguf MODEL.gguf"
-    model, count = named["model"], int(named["count"])
-    if count != stated:
-        return f"its name says that they are {count}, so that it is of another model, or was renamed"
-    parts = [f"{model}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    missing = [part for part in parts if not (header.file.parent / part).exists()]
-    merge = f"merge them: llama-gguf-split --merge {parts[0]} {model}.gguf"
-    if not missing:
-        return merge
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"{missing[0]}{more} of them are not beside it; get them, then {merge}"
+def _joined(headers: list[GGUFHeader]) -> GGUFHeader:
+    tensors: dict[str, TensorInfo] = {}
+    for number, header in enumerate(headers):
+        stated = [header.metadata.get(key) for key in (_NUMBER, _COUNT)]
+        if stated != [number, len(headers)]:
+            raise CheckpointError(
+                f"{header.file.name} has {_NUMBER} = {shown(stated[0])} and {_COUNT} = {shown(stated[1])}, "
+                f"expected {number} and {len(headers)}"
+            )
+        for name in header.tensors:
+            if name in tensors:
+                raise CheckpointError(
+                    f"{header.file.name} and {tensors[name].file.name} both have tensor {shown(name)}"
+                )
+        tensors |= header.tensors
+    first = headers[0]
+    num_tensors = first.metadata.get(_TENSORS, len(tensors))
+    if num_tensors != len(tensors):
+        raise CheckpointError(
+            f"{first.file.name} has {_TENSORS} = {shown(num_tensors)}, and the {len(headers)} files hold {len(tensors)}"
+        )
+    return GGUFHeader(first.file, first.metadata, tensors)

@@ -11,9 +11,22 @@ from penstock.engine.errors import CheckpointError
 _FRAGMENT = re.compile(r"sha256=([0-9a-f]{64})")
 
 
-def stated_digest(fragment: str) -> str | None:
-    """Returns the digest that a URL's fragment states; None: it states none."""
+def stated_digest(fragment: str, name: str, *, is_one_file: bool) -> str | None:
+    """Returns the digest that a URL's fragment states; None: there is no fragment.
+
+    Args:
+        fragment: what comes after `#`.
+        name: the model's in messages.
+        is_one_file: whether the model is a single file: others have no digest.
+
+    Raises:
+        CheckpointError: the fragment is not the digest of a file.
+    """
     found = _FRAGMENT.fullmatch(fragment)
+    if fragment and found is None:
+        raise CheckpointError(f"the fragment of {name} is not sha256= with 64 hex digits")
+    if found is not None and not is_one_file:
+        raise CheckpointError(f"{name} is not a single file, and sha256= is the digest of one; leave it out")
     return None if found is None else found[1]
 
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 from urllib.request import Request, urlopen
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.gguf.parts import names_of_parts
 from penstock.engine.loading.naming.cache import fetched_once
 from penstock.engine.loading.naming.digests import check_digest, stated_digest
 from penstock.engine.loading.source import GGUF_SUFFIX
@@ -28,27 +29,36 @@ def is_url(model: str) -> bool:
 
 
 def fetch_url(url: str, report: ReportProgress) -> Path:
-    """Returns the file of a URL, from the cache if it was fetched before.
+    """Returns the file of a URL, from the cache if it was fetched before; of a model in several files, a folder with
+    all of them.
 
     Raises:
         CheckpointError: the URL names no GGUF file, the server does not deliver it, or its digest is another.
     """
     address, fragment = urldefrag(url)
-    name = Path(unquote(urlsplit(address).path)).name
-    digest = stated_digest(fragment)
-    if not name.endswith(GGUF_SUFFIX):
+    if not _name(address).endswith(GGUF_SUFFIX):
         raise CheckpointError(f"{_shown(address)} does not name a file that ends in {GGUF_SUFFIX}")
-    if fragment and digest is None:
-        raise CheckpointError(f"the fragment of {_shown(address)} is not sha256= with 64 hex digits")
+    split = urlsplit(address)
+    addresses = [split._replace(path=path).geturl() for path in names_of_parts(split.path)]
+    is_one_file = len(addresses) == 1
+    digest = stated_digest(fragment, _shown(address), is_one_file=is_one_file)
 
     def fetch(folder: Path) -> Path:
-        part = folder / f"{name}.part"
-        _stream(address, part, report)
+        place = folder if is_one_file else folder / "model"
+        place.mkdir(exist_ok=True)
+        begun = [place / f"{_name(each)}.part" for each in addresses]
+        for each, file in zip(addresses, begun, strict=True):
+            _stream(each, file, report)
         if digest is not None:
-            check_digest(part, digest, _shown(address))
-        return part.replace(folder / name)
+            check_digest(begun[0], digest, _shown(address))
+        files = [file.replace(file.with_suffix("")) for file in begun]
+        return files[0] if is_one_file else place
 
     return fetched_once(url, fetch)
+
+
+def _name(address: str) -> str:
+    return Path(unquote(urlsplit(address).path)).name
 
 
 def _stream(address: str, part: Path, report: ReportProgress) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.fetched import damaged_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
+from penstock.engine.loading.gguf.parts import names_of_parts
 from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE
 from penstock.engine.loading.source import GGUF_SUFFIX
 
@@ -31,7 +32,6 @@ _NAME = re.compile(
     rf"(?P<file>(/[\w.-]+)+{re.escape(GGUF_SUFFIX)})?"
     r"(@(?P<revision>[\w./-]+))?"
 )
-_PART = re.compile(rf"-\d{{5}}-of-(\d{{5}}){re.escape(GGUF_SUFFIX)}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,8 @@ class HubName:
 
     @property
     def patterns(self) -> list[str]:
-        """The files to fetch. Of a GGUF file in parts, all of them."""
-        if self.file is None:
-            return list(HUB_FILES)
-        return [_PART.sub(rf"-*-of-\1{GGUF_SUFFIX}", self.file)]
+        """The files to fetch: of a model in several GGUF files, all of them."""
+        return list(HUB_FILES) if self.file is None else names_of_parts(self.file)
 
 
 def hub_name(model: str) -> HubName | None:
@@ -72,11 +70,22 @@ def fetch_from_hub(name: HubName) -> Path:
                 f"{', '.join(damaged[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
                 "fetched again; delete it, or give another directory"
             )
-    if name.file is None:
-        return folder
-    if not (folder / name.file).exists():
-        raise CheckpointError(f"{name.repository} has no file {name.file}")
-    return folder / name.file
+    if not (folder / (name.file or CONFIG_FILE)).exists():
+        raise CheckpointError(f"{name.repository} has no file {name.file or CONFIG_FILE}{_ggufs(name)}")
+    return folder / name.file if name.file else folder
+
+
+def _ggufs(name: HubName) -> str:
+    """Returns the end of an error: the GGUF files of a repository, if it has any and the hub tells."""
+    from huggingface_hub import list_repo_files  # as in `_fetched`
+
+    try:
+        names = list_repo_files(name.repository, revision=name.revision)
+    except Exception:  # also those of the client's HTTP library; the error is told without them
+        return ""
+    files = [f"{name.repository}/{file}" for file in names if file.endswith(GGUF_SUFFIX)]
+    more = f" and {len(files) - NAMED_AT_MOST} more" if len(files) > NAMED_AT_MOST else ""
+    return f"; each of its GGUF files can be named: {', '.join(files[:NAMED_AT_MOST])}{more}" if files else ""
 
 
 def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> Path:

@@ -19,7 +19,8 @@ from penstock.engine.progress import ReportProgress, silent
 
 
 def resolve(model: str | Path, report: ReportProgress = silent) -> Path:
-    """Returns the folder or GGUF file of a model, which is fetched if it has to be.
+    """Returns the folder or GGUF file of a model, which is fetched if it has to be. If it is in several GGUF files, any
+    one of them names it.
 
     Args:
         model: one of

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urldefrag
 
 from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.gguf.parts import names_of_parts
 from penstock.engine.loading.naming.cache import fetched_once
 from penstock.engine.loading.naming.digests import check_digest, stated_digest
 from penstock.engine.loading.naming.hub import HUB_FILES
@@ -40,9 +41,8 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
     import fsspec  # as in `hub`
 
     address, fragment = urldefrag(url)
-    digest = stated_digest(fragment)
-    if fragment and (digest is None or not address.endswith(GGUF_SUFFIX)):
-        raise CheckpointError(f"the fragment of {address} is not sha256= with 64 hex digits, or it is not a file")
+    is_one_file = address.endswith(GGUF_SUFFIX) and len(names_of_parts(address)) == 1
+    digest = stated_digest(fragment, address, is_one_file=is_one_file)
 
     def fetch(folder: Path) -> Path:
         try:
@@ -60,42 +60,44 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
 
 
 def _fetched(store: Any, root: str, folder: Path, digest: str | None, report: ReportProgress) -> Path:
-    is_file = root.endswith(GGUF_SUFFIX)
-    names = [root] if is_file else [each for each in store.ls(root, detail=False) if _is_wanted(Path(each).name)]
+    if root.endswith(GGUF_SUFFIX):
+        names = names_of_parts(root)
+    else:
+        names = [each for each in store.ls(root, detail=False) if _is_wanted(Path(each).name)]
     if not names:
         raise CheckpointError(f"{root} has no files of a checkpoint")
-    place = folder if is_file else folder / "model"
+    is_one_file = names == [root]
+    place = folder if is_one_file else folder / "model"
     place.mkdir(exist_ok=True)
     sizes = [store.size(name) for name in names]
-    done = 0
+    done, begun = 0, []
     for name, size in zip(names, sizes, strict=True):
-        file = place / Path(name).name
         before, total = done, sum(sizes)
-        _stream(store, name, size, file, lambda have, what: report(before + have, total, what))  # noqa: B023  called at once
+        begun.append(_stream(store, name, size, place, lambda have, what: report(before + have, total, what)))  # noqa: B023  called at once
         done += size
-    if not is_file:
-        return place
-    file = place / Path(root).name
     if digest is not None:
-        check_digest(file, digest, root)
-    return file
+        check_digest(begun[0], digest, root)
+    files = [part.replace(place / Path(name).name) for part, name in zip(begun, names, strict=True)]
+    return files[0] if is_one_file else place
 
 
-def _stream(store: Any, name: str, size: int, file: Path, tell: Any) -> None:
-    """Fetches one file, from where an earlier try at the same version of it stopped."""
+def _stream(store: Any, name: str, size: int, place: Path, tell: Any) -> Path:
+    """Fetches one file, from where an earlier try at the same version of it stopped. Returns it, under a name of that
+    version.
+    """
     version = hashlib.sha256(str(store.ukey(name)).encode()).hexdigest()[:12]
-    part = file.with_name(f"{file.name}.{version}.part")
+    part = place / f"{Path(name).name}.{version}.part"
     have = part.stat().st_size if part.exists() else 0
     with store.open(name, "rb") as source, part.open("ab") as out:
         source.seek(have)
         while chunk := source.read(CHUNK_BYTES):
             out.write(chunk)
             have += len(chunk)
-            tell(have, file.name)
+            tell(have, Path(name).name)
     if have != size:
         part.unlink()
         raise CheckpointError(f"{name} came with {have} bytes, and has {size}")
-    part.replace(file)
+    return part
 
 
 def _is_wanted(name: str) -> bool:

@@ -75,14 +75,14 @@ def q4_k_m(name: str) -> str:
     return "Q6_K" if kind == "Q4_K" and is_better else kind
 
 
-def write_gguf(path: Path, checkpoint: Path, kinds: Kinds, **metadata: Any) -> Path:
+def write_gguf(path: Path, checkpoint: Path, kinds: Kinds, *, split: Any = None, **metadata: Any) -> Path:
     """Writes the file; the checkpoint's weights become the values that the file's stand for. `metadata` overrides
-    fields; None removes one.
+    fields; None removes one. `split` is a mapping of the writer's options for several files.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     values = {name: array.copy() for name, array in load_file(checkpoint / "model.safetensors").items()}
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, **(split or {}))
     for key, value in {**_metadata(config), **metadata}.items():
         if value is not None:
             _add(writer, key if key.startswith(("general.", "split.")) else f"{architecture}.{key}", value)

@@ -237,7 +237,7 @@ def test_the_digest_is_of_what_the_file_holds(tmp_path: Path, small: Path) -> No
 Q8 = all_of("Q8_0")
 HEAD = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {  # metadata
-    "split": ({"split.count": 3}, ConfigError, "is one of 3 files that a model is split into; merge them"),
+    "split": ({"split.count": 3}, CheckpointError, "has split.count = 3; the name of such a file ends in its number"),
     "rope": (
         {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0},
         ConfigError,

@@ -26,6 +26,7 @@ from penstock.engine.loading.naming.wheels import ModelWheel
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
+PARTS = {f"m-{number:05}-of-00003.gguf": CONTENT[number:] for number in (1, 2, 3)}
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +35,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FileServer:
-    """Serves one file, and breaks off where a test says."""
+    """Serves files, and breaks off where a test says."""
 
     def __init__(self) -> None:
-        self.content = CONTENT
+        self.content = CONTENT  # of /m.gguf
+        self.others: dict[str, bytes] = {}
         self.breaks_after: list[int] = []  # bytes, for one answer each
         self.ranges: list[str | None] = []
         server = self
@@ -55,22 +57,24 @@ class FileServer:
         self._thread.start()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        if not request.path.startswith("/m.gguf"):
+        path = request.path.partition("?")[0]
+        content = self.content if path == "/m.gguf" else self.others.get(path)
+        if content is None:
             request.send_error(404)
             return
         wanted = request.headers["Range"]
         self.ranges.append(wanted)
         start = 0 if wanted is None else int(wanted.removeprefix("bytes=").rstrip("-"))
-        if start >= len(self.content):
+        if start >= len(content):
             request.send_response(416)
-            request.send_header("Content-Range", f"bytes */{len(self.content)}")
+            request.send_header("Content-Range", f"bytes */{len(content)}")
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        body = self.content[start:]
+        body = content[start:]
         request.send_response(206 if wanted else 200)
         if wanted:
-            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body[: self.breaks_after.pop(0)] if self.breaks_after else body)
@@ -118,7 +122,11 @@ def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         ("o/n@v1.0", ("o/n", "v1.0", list(hub.HUB_FILES)), ""),
         ("o/n@refs/pr/3", ("o/n", "refs/pr/3", list(hub.HUB_FILES)), ""),
         ("o/n/m.gguf", ("o/n", None, ["m.gguf"]), "m.gguf"),
-        ("o/n/Q4/m-00001-of-00003.gguf@v2", ("o/n", "v2", ["Q4/m-*-of-00003.gguf"]), "Q4/m-00001-of-00003.gguf"),
+        (
+            "o/n/Q4/m-00001-of-00003.gguf@v2",
+            ("o/n", "v2", [f"Q4/{part}" for part in PARTS]),
+            "Q4/m-00001-of-00003.gguf",
+        ),
     ],
 )
 def test_a_name_of_the_hub_may_have_a_revision_and_a_file(
@@ -134,13 +142,42 @@ def test_a_name_of_the_hub_may_have_a_revision_and_a_file(
     assert is_fetched(name)
     folder = tmp_path / "models--o--n" / "snapshots" / "a"
     folder.mkdir(parents=True)
-    if file:
-        with pytest.raises(CheckpointError, match=f"o/n has no file {file}"):
-            resolve(name)
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).touch()
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: [])
+    with pytest.raises(CheckpointError, match=f"o/n has no file {file or 'config.json'}$"):
+        resolve(name)
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / (file or "config.json")).touch()
     assert resolve(name) == folder / file
     assert calls[0] == asked
+
+
+@pytest.mark.parametrize("asked", ["o/n@v2", "o/n/Q9.gguf@v2"])
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["README.md"], ""),
+        (["README.md", "a/Q4.gguf"], "; each of its GGUF files can be named: o/n/a/Q4.gguf"),
+        (
+            [f"{number}.gguf" for number in range(7)],
+            "; each of its GGUF files can be named: o/n/0.gguf, .*, o/n/4.gguf and 2 more",
+        ),
+        (None, ""),
+    ],
+)
+def test_a_repository_without_the_file_names_its_gguf_files(
+    asked: str, files: list[str] | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(repository: str, *, revision: str) -> list[str]:
+        assert (repository, revision) == ("o/n", "v2")
+        if files is None:
+            raise RuntimeError("the network is gone")
+        return files
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", listed)
+    lacking = "Q9.gguf" if "Q9" in asked else "config.json"
+    with pytest.raises(CheckpointError, match=f"o/n has no file {lacking}{told}$"):
+        resolve(asked)
 
 
 def test_a_download_shows_progress_and_is_fetched_once(server: FileServer) -> None:
@@ -190,10 +227,28 @@ def test_a_file_of_another_digest_and_a_shorter_one_are_not_kept(server: FileSer
     assert resolve(plain).read_bytes() == CONTENT
 
 
+def test_a_url_of_one_part_fetches_them_all(server: FileServer) -> None:
+    server.others = {f"/{name}": content for name, content in PARTS.items()}
+    url = f"{server.url}/m-00002-of-00003.gguf?token=secret"
+    del server.others["/m-00003-of-00003.gguf"]
+    with pytest.raises(CheckpointError, match=r"/m-00003-of-00003\.gguf can't be fetched: the server answered 404"):
+        resolve(url)
+    assert local(url) is None
+    server.others["/m-00003-of-00003.gguf"] = PARTS["m-00003-of-00003.gguf"]
+    folder = resolve(url)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == PARTS
+    sizes = [len(PARTS[name]) for name in sorted(PARTS)]
+    assert server.ranges == [None, None, *(f"bytes={size}-" for size in sizes[:2]), None]  # whole ones stay
+    assert resolve(url) == local(url) == folder
+    (folder / "m-00001-of-00003.gguf").unlink()
+    assert local(url) is None
+
+
 @pytest.mark.parametrize(
     ("end", "told"),
     [
         ("/none.gguf", "the server answered 404"),
+        (f"/m-00001-of-00003.gguf#sha256={DIGEST}", "is not a single file, and sha256= is the digest of one"),
         ("/m.bin", "does not name a file that ends in .gguf"),
         ("/m.gguf#md5=0", "is not sha256= with 64 hex digits"),
     ],
@@ -331,6 +386,21 @@ def test_a_file_and_a_folder_come_from_a_store(bucket: Bucket) -> None:
     assert local("s3://b/f") is None
 
 
+def test_one_part_in_a_store_names_them_all_and_whole_ones_stay(bucket: Bucket) -> None:
+    bucket.pipe({f"/b/{name}": content for name, content in PARTS.items()})
+    name = "s3://b/m-00003-of-00003.gguf"
+    sizes = [len(PARTS[part]) for part in sorted(PARTS)]
+    bucket.breaks_after.extend([sizes[0], 1000])
+    with pytest.raises(CheckpointError, match="can't be fetched: ConnectionResetError"):
+        resolve(name)
+    seen: list[tuple[int, int, str]] = []
+    folder = resolve(name, lambda *now: seen.append(now))
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == PARTS
+    assert "m-00001-of-00003.gguf" not in {what for _, _, what in seen}
+    assert seen[-1] == (sum(sizes), sum(sizes), "m-00003-of-00003.gguf")
+    assert resolve(name) == local(name) == folder
+
+
 def test_what_a_store_broke_off_goes_on_unless_it_has_changed(bucket: Bucket) -> None:
     bucket.breaks_after.append(300_000)
     with pytest.raises(CheckpointError, match=r"s3://b/m.gguf can't be fetched: ConnectionResetError"):
@@ -345,7 +415,9 @@ def test_what_a_store_broke_off_goes_on_unless_it_has_changed(bucket: Bucket) ->
     ("name", "told"),
     [
         ("s3://b/none.gguf", "s3://b/none.gguf can't be fetched: FileNotFoundError"),
-        ("s3://b/f#sha256=" + "0" * 64, "or it is not a file"),
+        ("s3://b/f#sha256=" + "0" * 64, "s3://b/f is not a single file, and sha256= is the digest of one"),
+        ("s3://b/m-00001-of-00002.gguf#sha256=" + "0" * 64, "is not a single file, and sha256= is the digest of one"),
+        ("s3://b/m.gguf#sha256=0", "s3://b/m.gguf is not sha256= with 64 hex digits"),
         ("s3://b/m.gguf#sha256=" + "0" * 64, "b/m.gguf has the digest"),
         ("gs://b/m.gguf", r"gs://b/m.gguf needs gcsfs: pip install .*\[stores\]"),
     ],
