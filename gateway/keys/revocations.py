@@ -17,6 +17,8 @@ from penstock.protocol.redis.moves import BLOCK_S, Witness
 from penstock.protocol.redis.streams import read_newest, read_streams
 from penstock.protocol.tasks import end_tasks
 
+_log = structlog.get_logger(__name__)
+
 MAX_NOTICES_A_READ = 100
 _PART = "revocations"
 
@@ -60,7 +62,7 @@ class RevocationWatch:
             except Exception as error:  # whatever it is: without this task no stream of a revoked key would end
                 num_failures += 1
                 if not self._standing.lost(error, _PART) and num_failures == 1:
-                    structlog.get_logger().warning("revocations_unheard", error=str(error))
+                    _log.warning("revocations_unheard", error=str(error))
                 await asyncio.sleep(BACKOFF.compute(num_failures))
 
     async def _read(self, block_s: float | None) -> None:

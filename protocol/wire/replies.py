@@ -110,7 +110,7 @@ class TokenLogprob(TopLogprob):
 
 
 class EndEntry(_Stopped):
-    """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks.
+    """The one terminal entry of a reply. Times are milliseconds by the server's clock.
 
     With one choice, what stopped it is here; with several, it is in each one's last chunk.
     """

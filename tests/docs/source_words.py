@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
 from docs.scripts.pages import ROOT
 
 WARNINGS = ("warning", "error", "exception", "critical")
+EVENT = re.compile(r"[a-z]+(_[a-z]+)*")
 
 
 @cache
@@ -32,22 +34,11 @@ def events(*folders: str) -> frozenset[str]:
     """Returns the events that the folders log as warnings or worse."""
     found: set[str] = set()
     for node in nodes(*folders):
-        if isinstance(node, ast.Call) and node.args and (_logs(node.func) or _called(node) == "log_unexpected"):
-            found.update(_text_of(node.args[0]))
+        if isinstance(node, ast.Call) and node.args and _named(node.func) in (*WARNINGS, "log_unexpected"):
+            found.update(text for text in _text_of(node.args[0]) if EVENT.fullmatch(text))
         elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["event"]:
             found.update(text for part in ast.walk(node.value) for text in _text_of(part))
     return frozenset(found)
-
-
-def _logs(function: ast.expr) -> bool:
-    """Checks whether the function is a method of `_log`, `log` or `live.log`."""
-    return (
-        isinstance(function, ast.Attribute) and function.attr in WARNINGS and _named(function.value) in ("_log", "log")
-    )
-
-
-def _called(call: ast.Call) -> str:
-    return _named(call.func)
 
 
 def _named(node: ast.expr) -> str:
