@@ -9,8 +9,9 @@ import pytest
 from penstock.cli import run
 from penstock.cli.shared.simulated import show_simulated
 from penstock.local.console import console
-from penstock.tools.plan import Simulated, has_libtpu
+from penstock.tools.plan import Simulated
 from penstock.tools.plan.simulation import Figures, Percentiles
+from tests.support.needs import needs_libtpu
 
 TINY = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
@@ -78,7 +79,7 @@ def test_a_trace_that_is_wrong_or_too_long_is_refused_before_anything_is_compile
     assert refusal in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+@needs_libtpu
 def test_a_plan_is_printed_as_json(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--kv-cache-dtype", "float8_e4m3fn", "--decode-steps", "2"]
     assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", "--tensor", "4", "--json", *SMALL, *more]) == 0
@@ -93,7 +94,7 @@ def test_a_plan_is_printed_as_json(tiny: str, capsys: pytest.CaptureFixture[str]
     assert document["hidden_links"] == {"backbone of 16": None, "loop of 16": None}
 
 
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+@needs_libtpu
 def test_slices_are_simulated_over_a_trace(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There are two slices with two copies of the model each; a prompt of 40 takes three steps of 16."""
     trace = tmp_path / "trace.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import num_parameters
 from penstock.engine.sharding.placement import split_model
 from tests.engine.engines import SMALL, write_model
-
-HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+from tests.support.needs import HAS_COMPILER
 
 
 def count_stored(directory: Path) -> int:

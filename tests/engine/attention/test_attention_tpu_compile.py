@@ -15,13 +15,13 @@ from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
 from penstock.engine.models.attention_interface import KV_SCALES_DTYPE, KVScales
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
+from tests.support.needs import needs_libtpu
 from tests.support.patience import slow
 
 pytestmark = [
     pytest.mark.versions,
-    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
+    needs_libtpu,
     pytest.mark.usefixtures("as_shipped_elsewhere"),
 ]
 

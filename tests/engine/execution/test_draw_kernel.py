@@ -23,9 +23,9 @@ from penstock.engine.execution.sampling_rows import (
     SamplingRows,
 )
 from penstock.engine.request import SamplingParams
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.execution.test_sampling import KINDS, rows
+from tests.support.needs import needs_libtpu
 from tests.support.parameter_values import a_value
 from tests.support.patience import slow
 
@@ -153,7 +153,7 @@ def test_a_draw_that_no_sum_exceeds_is_the_most_likely_token() -> None:
     np.testing.assert_array_equal(by_kernel(scores, of_rows), _draw(logits, of_rows, survey(logits).greedy))
 
 
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+@needs_libtpu
 @pytest.mark.usefixtures("as_shipped_elsewhere")
 @pytest.mark.parametrize(
     ("topology", "num_shares", "num_rows", "vocab"),

@@ -31,9 +31,9 @@ from penstock.engine.execution.sampling.sampling_state import (
 )
 from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
 from penstock.parameters import MAX_LOGIT_BIAS
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.execution.test_sampling import KINDS, VOCAB, draw, logits, rows
+from tests.support.needs import needs_libtpu
 
 NUM_SLOTS = 6
 
@@ -223,9 +223,7 @@ def test_rows_that_do_not_ask_get_no_logprobs() -> None:
     assert not scored(logits(5), [1] * 5, []).top.any()
 
 
-@pytest.mark.parametrize(
-    "platform", ["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.skipif(not has_libtpu(), reason="needs libtpu"))]
-)
+@pytest.mark.parametrize("platform", ["cpu", "cuda", pytest.param("tpu", marks=needs_libtpu)])
 def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: str) -> None:
     """Each scatter takes the TPU's compiler many seconds; a CUDA graph can hold branches, but no loops."""
     arguments: Any = (logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))

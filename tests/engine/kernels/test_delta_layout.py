@@ -10,10 +10,11 @@ from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.sharding.linears import prepare_for_tpu
 from penstock.engine.sharding.placement import place, split_model
 from penstock.engine.sharding.states import KernelDeltaNet
-from penstock.tools.plan import has_libtpu, preset
+from penstock.tools.plan import preset
 from penstock.tools.plan.device.topology import devices_of
+from tests.support.needs import needs_libtpu
 
-pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+pytestmark = needs_libtpu
 
 
 @pytest.mark.parametrize(("num_layers", "has_kernel"), [(8, True), (4, True), (5, False)])

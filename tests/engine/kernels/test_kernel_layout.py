@@ -23,11 +23,11 @@ from penstock.engine.kernels.cpu.compilation import COMPILERS, SOURCES
 from penstock.engine.kernels.cpu.halves import HALF_FLOATS, HALF_KINDS, Half, run_halves
 from penstock.engine.kernels.cpu.layout import GROUPS, KERNELS, SURVEY, LayoutRow, Table, check_layout
 from penstock.engine.kernels.cpu.library import TABLES
+from tests.support.needs import needs_compiler
 
 FOLDER = Path(cpu.__file__).parent
 TYPES = ("AnyBuffer", "F32", "S32", "U8", "Pred", "int64_t", "float", "bool", "Integers", "Floats")
 NAMES = [table.name for table in TABLES]
-NEEDS_COMPILER = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler")
 
 
 def text_of(tables: Iterator[Table] | tuple[Table, ...] = TABLES) -> str:
@@ -99,14 +99,14 @@ SWAPS = [
 SLIPS |= {f"{a} after {b}": (f"{a} {b}", f"{b} {a}", where) for a, b, where in SWAPS}
 
 
-@NEEDS_COMPILER
+@needs_compiler
 def test_the_tables_in_cpp_are_those_in_python(tmp_path: Path) -> None:
     library = ctypes.CDLL(str(built(tmp_path)))
     library.PenstockLayout.restype = ctypes.c_char_p
     assert library.PenstockLayout().decode() == text_of()
 
 
-@NEEDS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_in_cpp_is_an_error_at_load(slip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, where = SLIPS[slip]

@@ -12,13 +12,13 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.parts.tpu_kernels import KERNELS, Geometry, compile_kernel
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.schedules import compiled_schedules
+from tests.support.needs import needs_libtpu
 from tests.support.patience import slow
 
 pytestmark = [
     pytest.mark.versions,
-    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
+    needs_libtpu,
 ]
 
 TOPOLOGY = "v6e:2x2"

@@ -25,15 +25,15 @@ from penstock.engine.kernels.tpu import (
     grouped_quantized_matmul,
     quantized_matmul,
 )
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.kernels.test_kernels import FORMS, OF_BF16
+from tests.support.needs import needs_libtpu
 from tests.support.patience import pairs
 
 pytestmark = [
     pytest.mark.versions,
-    pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
+    needs_libtpu,
     pytest.mark.usefixtures("as_shipped_elsewhere"),
 ]
 TOPOLOGIES = ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from penstock.engine.models.cpu.block import PackedDecoder, pack_block, pack_blo
 from penstock.engine.models.cpu.panels import pack_head
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.loading.gguf_files import all_of, write_gguf
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+pytestmark = needs_compiler
 WHOLE_BLOCKS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}  # which formats of GGUF need
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {

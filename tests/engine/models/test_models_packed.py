@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,10 +20,8 @@ from penstock.engine.models.layers.basic import GatedMLP
 from penstock.engine.models.layers.experts import GroupedMLP, route
 from penstock.engine.models.layers.linear import Linear, RowGroups, present
 from tests.engine.engines import SMALL, drive, write_model
+from tests.support.needs import needs_compiler
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
-)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3, "float16": 1e-3}
 
 

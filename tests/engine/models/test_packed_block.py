@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -28,8 +27,9 @@ from penstock.engine.models.cpu.panels import pack_halves
 from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.rope import rotary_tables
 from tests.engine.engines import SMALL, drive, write_model
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+pytestmark = needs_compiler
 BUILD_DIR = Path.home() / ".cache" / "penstock" / "native"
 HIDDEN, PAGE_SIZE, NUM_PAGES = 48, 8, 12
 RMS, LAYER = NormConfig(1e-5), NormConfig(1e-5, kind="layer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tracemalloc
 from dataclasses import replace
 from functools import cache
@@ -38,8 +37,9 @@ from tests.engine.formats.quantized_weights import SCHEMES, Scheme
 from tests.engine.formats.test_quantized import FORMS, IN, filled, random_leaves, weight_of
 from tests.engine.models.test_models_parity import dense_attend
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+pytestmark = needs_compiler
 DTYPES = ("float32", "bfloat16")
 PLAIN = {
     name: packing

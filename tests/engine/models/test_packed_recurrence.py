@@ -5,7 +5,6 @@ A token's bits follow from the tokens before it, however they were cut.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,9 +25,10 @@ from penstock.engine.models.config import DeltaNetConfig, ShortConvConfig
 from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from tests.engine.models.test_packed_block import BUILD_DIR, HIDDEN, RMS, random_block
+from tests.support.needs import needs_compiler
 
 pytestmark = [
-    pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"),
+    needs_compiler,
     pytest.mark.usefixtures("as_shipped"),
 ]
 HEADS = DeltaNetConfig(2, 6, 24, 149, 4, RMS)  # with 16 lanes columns of a head are summed 8 vectors, 1, and 5 at once

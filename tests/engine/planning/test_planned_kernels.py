@@ -8,7 +8,6 @@ import pytest
 from benchmarks.parts.tpu_kernels import KERNELS, Geometry, compile_kernel, held_shapes
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.tpu import KernelForm
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.chips import CHIPS
 from penstock.tools.plan.device.forms import FORMS, form_of
 from penstock.tools.plan.device.hlo import HloModule, Traffic
@@ -16,6 +15,7 @@ from penstock.tools.plan.device.kernel_calls import KernelCall
 from penstock.tools.plan.device.kernel_work import Basis, Load, kernels_of
 from penstock.tools.plan.schedules import table
 from penstock.tools.plan.schedules.table import Row
+from tests.support.needs import needs_libtpu
 
 TYPES = {"int8": "s8", "uint8": "u8", "int16": "s16", "bfloat16": "bf16", "float32": "f32"}
 KINDS_OF_DEVICES = ("TPU v5 lite", "TPU v6 lite", "TPU7x")
@@ -53,7 +53,7 @@ def test_a_form_that_the_table_lacks_has_no_name() -> None:
 
 
 @pytest.mark.versions
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+@needs_libtpu
 @pytest.mark.usefixtures("as_shipped_elsewhere")
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if "attention" not in kind])
 def test_a_call_has_the_geometry_that_it_was_compiled_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

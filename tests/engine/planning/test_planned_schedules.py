@@ -11,7 +11,7 @@ from benchmarks.parts.tpu_kernels import KERNELS
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.models import ModelConfig
-from penstock.tools.plan import PUBLISHED, has_libtpu, preset
+from penstock.tools.plan import PUBLISHED, preset
 from penstock.tools.plan.device.attention_schedule import AttentionSchedule
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.hlo import Traffic
@@ -24,8 +24,8 @@ from penstock.tools.plan.presets import PRESETS
 from penstock.tools.plan.schedules import table
 from penstock.tools.plan.schedules.scaling import cycles_of
 from penstock.tools.plan.schedules.table import Row
+from tests.support.needs import needs_libtpu
 
-needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
 
 

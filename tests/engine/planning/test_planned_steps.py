@@ -9,7 +9,7 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import FAMILIES, ModelConfig
-from penstock.tools.plan import PRESETS, Plan, Trace, has_libtpu, planned_replicas, simulate
+from penstock.tools.plan import PRESETS, Plan, Trace, planned_replicas, simulate
 from penstock.tools.plan.device.hlo import Traffic
 from penstock.tools.plan.device.roofline import kv_bytes_moved, kv_token_bytes
 from penstock.tools.plan.device.topology import devices_of
@@ -18,8 +18,8 @@ from penstock.tools.plan.schedules import table
 from penstock.tools.plan.step_times import StepShape
 from penstock.tools.plan.traces import TracedRequest
 from tests.engine.planning.plans import plan
+from tests.support.needs import needs_libtpu
 
-needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 CONFIG = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=2)
 CONTEXT = 1024
 

@@ -16,16 +16,15 @@ from penstock.engine.formats.kv_cache import KVCacheScheme
 from penstock.engine.loading.kv_scales import with_kv_scales
 from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
 from penstock.engine.models.hf.blocks import sliding
-from penstock.tools.plan import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, planned_model, preset
+from penstock.tools.plan import ALL_OPTIONS, PRESETS, as_dict, planned_model, preset
 from penstock.tools.plan.device.chips import CHIPS
 from penstock.tools.plan.device.hlo import HloModule, Traffic
 from penstock.tools.plan.device.kernel_work import KernelWork, Load
 from penstock.tools.plan.device.roofline import Programs, StepWork, collective_s, kv_token_bytes, step_flops
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.planning.plans import plan
+from tests.support.needs import needs_libtpu
 from tests.support.patience import slow
-
-needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
 HLO = """HloModule step, is_scheduled=true
 

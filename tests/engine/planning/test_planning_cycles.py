@@ -7,7 +7,7 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import FAMILIES
-from penstock.tools.plan import PRESETS, has_libtpu, preset
+from penstock.tools.plan import PRESETS, preset
 from penstock.tools.plan.device.attention_schedule import AttentionSchedule
 from penstock.tools.plan.device.chips import CHIPS
 from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
@@ -16,11 +16,10 @@ from penstock.tools.plan.device.links import LinkTime
 from penstock.tools.plan.device.roofline import all_reduce_s, decode_step, kv_bytes_moved
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.planning.plans import plan
+from tests.support.needs import needs_libtpu
 from tests.support.patience import slow
 
 pytestmark = pytest.mark.versions
-
-needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
 
 def cycles(count: int) -> str:

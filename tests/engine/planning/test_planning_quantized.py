@@ -8,14 +8,14 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.formats.detection import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
-from penstock.tools.plan import PRESETS, has_libtpu
+from penstock.tools.plan import PRESETS
 from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.plan import Plan
 from tests.engine.planning.plans import plan
+from tests.support.needs import needs_libtpu
 
 pytestmark = pytest.mark.versions
 
-needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
 STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {
   %a = u8[8,256,128]{2,1,0} parameter(0)

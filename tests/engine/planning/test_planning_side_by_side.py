@@ -12,10 +12,11 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.models import ModelConfig
-from penstock.tools.plan import Bucket, has_libtpu, plan, preset
+from penstock.tools.plan import Bucket, plan, preset
 from penstock.tools.plan.side_by_side import PlanInputs, compiled_by_processes
+from tests.support.needs import needs_libtpu
 
-pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+pytestmark = needs_libtpu
 
 CONFIG = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048)
 

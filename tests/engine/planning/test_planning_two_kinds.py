@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from dataclasses import replace
 from typing import Any
@@ -18,9 +17,8 @@ from penstock.tools.plan import as_dict, preset
 from penstock.tools.plan.device.roofline import kv_bytes_moved, kv_sequence_bytes
 from penstock.tools.plan.device.weights import held_bytes, step_weight_bytes
 from tests.engine.planning.plans import plan
+from tests.support.needs import needs_libtpu
 from tests.support.patience import slow
-
-needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 BF16 = 2
 NARROW = {

@@ -13,9 +13,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import SingleDeviceSharding
 
 from penstock.engine.kernels.pallas import Ref
-from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from penstock.tools.plan.schedules import Schedule, ScheduleError, compiled_schedules
+from tests.support.needs import needs_libtpu
 
 TABLE = [
     "%s1_s0 = inlined_call_operand.hbm [shape: s32[2], index: 1, kind: input, shape index: {}] /* operand 1 */",
@@ -220,7 +220,7 @@ def compile_adding(topology: str) -> None:
 
 
 @pytest.mark.versions
-@pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
+@needs_libtpu
 @pytest.mark.parametrize("topology", ["v6e:2x2", "tpu7x:2x2x1"])
 def test_a_kernel_takes_the_cycles_of_the_loops_and_branches_that_its_tables_choose(topology: str) -> None:
     (schedule,) = (found for found in compiled_schedules(compile_adding, topology) if found.name == "add_chosen")

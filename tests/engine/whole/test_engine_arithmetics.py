@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.arithmetic import arithmetic_of
 from penstock.engine.stats import EngineInfo
 from tests.engine.engines import SMALL, VOCAB_SIZE, drive
+from tests.support.needs import needs_compiler
 from tests.support.packages import ROOT
 from tests.support.patience import slow
 
@@ -32,10 +32,6 @@ INFO = EngineInfo(1, "float32", "float32", 64, 4096, 4096, "cpu", "cpu", 1, "nat
 NATIVE = replace(INFO, batch_invariant=True)
 XLA = replace(INFO, attention="xla", matmul="xla")
 EQUAL, BY_BATCH, ANOTHER = "equal bits", "by batch", "another"
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
-)
 
 
 @dataclass(frozen=True)

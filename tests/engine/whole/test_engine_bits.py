@@ -7,7 +7,6 @@ recurrent states.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,13 @@ from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.scheduling import scheduler
 from tests.engine.engines import SMALL, VOCAB_SIZE, Result, drive, forget_prefixes, write_model
 from tests.engine.whole.test_engine_states import CONVOLUTIONS, DELTA_NETS
+from tests.support.needs import needs_compiler
 from tests.support.patience import slow
 
 pytestmark = [
     pytest.mark.versions,
     pytest.mark.usefixtures("as_shipped"),
-    pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"),
+    needs_compiler,
 ]
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
