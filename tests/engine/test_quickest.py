@@ -14,7 +14,7 @@ from penstock.engine.deployment import quickest
 from penstock.engine.models.cpu import timing
 from penstock.engine.stats import EngineInfo
 from tests.engine.engines import SMALL
-from tests.engine.whole.test_engine_arithmetics import needs_compiler
+from tests.support.needs import needs_compiler
 
 OFF = replace(SMALL, same_tokens=False, decode_steps=None)
 QUICK, SLOW = (1e-3, 2e-3), (2e-3, 1e-3)  # C++ beside XLA
