@@ -57,6 +57,11 @@ class Patience:
                     raise
                 lost = error
                 self._tell(error)
+            except asyncio.CancelledError as error:  # a client that closes cancels what it waits for itself
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise ConnectionLost("the client was closed") from error
             else:
                 self._end_outage()
                 return result

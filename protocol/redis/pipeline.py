@@ -207,6 +207,7 @@ class Batcher:
     async def close(self) -> None:
         """Ends what is under way, and cancels callers that wait for it."""
         await end_tasks(self._senders)
+        self._is_about_to_send = False
         while self._waiting:  # a sender that had not begun ends without notice
             self._waiting.popleft()[1].cancel()
 

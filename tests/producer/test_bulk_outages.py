@@ -134,6 +134,16 @@ async def test_a_map_that_waits_ends_with_its_client(
     assert [type(result.error) for result in await waiting] == [ConnectionLost] * len(PROMPTS)
 
 
+async def test_a_map_whose_client_closes_while_it_sets_up_ends() -> None:
+    async with NoRedis(is_listening=True) as silent:
+        client = AsyncClient(silent.url)
+        waiting = asyncio.create_task(_all(client.map(PROMPTS)))
+        await eventually(lambda: silent.num_connections > 0)
+        await client.close()
+        with pytest.raises(ConnectionLost):
+            await waiting
+
+
 class NoRedis:
     """A server that takes connections, or none, and says nothing."""
 
