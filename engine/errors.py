@@ -11,6 +11,7 @@ EngineError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from reprlib import Repr
 
 _repr = Repr()
@@ -62,6 +63,12 @@ class PromptTooLong(RequestError):
 def failure_message(error: Exception) -> str:
     """Returns the error text for the client whose request made the engine raise `error`."""
     return f"the engine failed at this request: {type(error).__name__}: {error}"
+
+
+def listed(names: Sequence[str], at_most: int) -> str:
+    """Returns the first names for a message, and how many more there are."""
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return f"{', '.join(names[:at_most])}{more}"
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.engine.errors import CheckpointError
+from penstock.engine.errors import CheckpointError, listed
 from penstock.engine.loading.files import read_json
 from penstock.engine.loading.weights import Stored, open_weights
 
@@ -57,6 +57,5 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
 def refuse_names(names: set[str], why: str, stored: Mapping[str, Stored] | None = None) -> None:
     if not names:
         return
-    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)[:NAMED_AT_MOST]]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    raise CheckpointError(f"{why}: {', '.join(shown)}{more}")
+    shown = [f"{name} ({stored[name].file.name})" if stored else name for name in sorted(names)]
+    raise CheckpointError(f"{why}: {listed(shown, NAMED_AT_MOST)}")

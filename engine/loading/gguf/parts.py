@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.engine.errors import CheckpointError, shown
+from penstock.engine.errors import CheckpointError, listed, shown
 from penstock.engine.loading.gguf.header import GGUFHeader, TensorInfo, read_header
 
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -41,8 +41,7 @@ def read_parts(file: Path) -> GGUFHeader:
         )
     missing = [part.name for part in parts if not part.exists()]
     if missing:
-        lacking = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
-        raise CheckpointError(f"{file.name} is one of {count} files of a model; not beside it: {lacking}")
+        raise CheckpointError(f"{file.name} is one of {count} files of a model; not beside it: {listed(missing, 1)}")
     return _joined([header if part == file else read_header(part) for part in parts])
 
 

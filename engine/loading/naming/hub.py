@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engine.errors import CheckpointError
+from penstock.engine.errors import CheckpointError, listed
 from penstock.engine.loading.fetched import damaged_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
 from penstock.engine.loading.gguf.parts import names_of_parts
@@ -84,8 +84,7 @@ def _ggufs(name: HubName) -> str:
     except Exception:  # also those of the client's HTTP library; the error is told without them
         return ""
     files = [f"{name.repository}/{file}" for file in names if file.endswith(GGUF_SUFFIX)]
-    more = f" and {len(files) - NAMED_AT_MOST} more" if len(files) > NAMED_AT_MOST else ""
-    return f"; each of its GGUF files can be named: {', '.join(files[:NAMED_AT_MOST])}{more}" if files else ""
+    return f"; each of its GGUF files can be named: {listed(files, NAMED_AT_MOST)}" if files else ""
 
 
 def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> Path:

@@ -141,6 +141,8 @@ async def test_closing_cancels_who_waits(proxy: RedisProxy, delay_s: float) -> N
     await batcher.close()
     with pytest.raises(asyncio.CancelledError):
         await asker
+    proxy.delay_s = 0.0
+    assert await batcher.execute("PING") == b"PONG"  # what comes later does not wait for a sender that is gone
     await client.aclose()
 
 
